@@ -1,4 +1,4 @@
-"""Word embeddings and a softmax that spend less on rarer words."""
+"""Adaptive word embeddings and an adaptive softmax: bands of rarer words are narrower, and cost less."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fairseq_ms.core.ops.recompute import autocast_to, keep_in_graph
 
 @dataclass(frozen=True)
 class Bands:
-    """The bands of an adaptive embedding or softmax.
+    """The bands of words, ordered by frequency, of an adaptive embedding or softmax.
 
     Attributes:
-        cutoffs: where the bands end, ascending
-        factor: band b is dim / factor ** b wide
-        dropout: probability of dropping what is projected (softmax alone)
+        cutoffs: the first word after each band, ascending; a last band may go on to V
+        factor: band b has dim // factor ** b channels
+        dropout: probability of dropping features and what they are projected to (softmax alone)
     """
 
     cutoffs: tuple[int, ...]
@@ -31,13 +31,17 @@ class Bands:
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
 
     def ends(self, vocab_size: int) -> list[int]:
-        """Where the bands end, the last with V."""
-        return [*self.cutoffs, *[vocab_size][: self.cutoffs[-1] < vocab_size]]
+        """The first word after each band, for the last one V."""
+        return list(self.cutoffs) if self.cutoffs[-1] == vocab_size else [*self.cutoffs, vocab_size]
+
+    def width(self, dim: int, band: int) -> int:
+        """Channels of a band."""
+        return int(dim // self.factor**band)
 
     def check(self, name: str, vocab_size: int, dim: int, padding_idx: int | None = None) -> None:
-        """Raise ValueError, with the field's name, for bands that do not ascend to V, and for one without width.
+        """Raise ValueError, with the field's name, unless bands ascend to V and all have channels.
 
-        A padding symbol is one of the first band.
+        A padding symbol must be in the first band.
         """
         if self.factor <= 0.0:
             raise ValueError(f"{name}.factor must be above 0: got {self.factor}")
@@ -47,18 +51,18 @@ class Bands:
             rule = f"{name}.cutoffs must ascend from at least {first} to at most vocab_size {vocab_size}"
             raise ValueError(f"{rule}: got {','.join(map(str, self.cutoffs))}")
         bands = len(self.ends(vocab_size))
-        if int(dim // self.factor ** (bands - 1)) < 1:
+        if self.width(dim, bands - 1) < 1:
             raise ValueError(f"{name}.factor {self.factor} leaves the last of {bands} bands no width of dim {dim}")
 
 
 class AdaptiveInput(nn.Module):
-    """Word embeddings that are narrower for rarer words, each band projected to one width (Baevski and Auli, 2019).
+    """Word embeddings, narrower for rarer words, each band projected to D (Baevski and Auli, 2019).
 
     Args:
-        vocab_size: V; words are ordered by frequency
+        vocab_size: V
         padding_idx: the padding symbol, whose embedding is zero
-        dim: width of the first band
-        bands: where they end, and by how much each is narrower
+        dim: D
+        bands: their ends and widths
     """
 
     def __init__(self, vocab_size: int, padding_idx: int | None, dim: int, bands: Bands) -> None:
@@ -67,7 +71,7 @@ class AdaptiveInput(nn.Module):
         self.dim = dim
         self.embeddings = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise([0, *self.cutoff])):
-            width = int(dim // bands.factor**band)
+            width = bands.width(dim, band)
             words = nn.Embedding(end - start, width, padding_idx if band == 0 else None)
             self.embeddings.append(nn.Sequential(words, nn.Linear(width, dim, bias=False)))
         self.reset_parameters()
@@ -83,12 +87,12 @@ class AdaptiveInput(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""
-        # The bands are written into a tensor of their own type, not that of autocast.
+        # Without autocast, so that each band has the type of the tensor that it is written into.
         with autocast_to(tokens_BT.device, None):
             x_BTD = next(self.parameters()).new_zeros(*tokens_BT.shape, self.dim, device=tokens_BT.device)
             idle: list[nn.Parameter] = []
             for (start, end), band in zip(pairwise([0, *self.cutoff]), self.embeddings):
-                # No token is left out: those that are no word are refused by the first or the last band.
+                # Tokens that are no words go to the first or the last band, whose embedding refuses them.
                 below_BT = tokens_BT < end if end < self.cutoff[-1] else tokens_BT == tokens_BT
                 inside_BT = below_BT & (tokens_BT >= start) if start else below_BT
                 if bool(inside_BT.any()):
@@ -99,11 +103,11 @@ class AdaptiveInput(nn.Module):
 
 
 class TiedLinear(nn.Module):
-    """A projection by the weight of a part of the embedding, its owner."""
+    """A projection by the weight of another module, its owner, or by the transpose."""
 
     def __init__(self, owner: nn.Module, transpose: bool = False) -> None:
         super().__init__()
-        # In a list, so that the owner is no part of this.
+        # In a list, so that the owner is no submodule.
         self._owner: list[Any] = [owner]
         self.transpose = transpose
         self.reset_parameters()
@@ -111,7 +115,7 @@ class TiedLinear(nn.Module):
         self.register_load_state_dict_post_hook(TiedLinear.reset_parameters)
 
     def reset_parameters(self, *_: object) -> None:
-        """Share the weight, unless the owner computes it from another."""
+        """Take the owner's weight, unless the owner computes it from another (parametrizations)."""
         if isinstance(self._owner[0].weight, nn.Parameter):
             self.weight = self._owner[0].weight
 
@@ -121,7 +125,7 @@ class TiedLinear(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """Logits of the most frequent words by their embedding, and of the other bands by a projection."""
+    """Logits of the first band's words by their embedding, and of the other bands as wholes by a projection."""
 
     def __init__(self, words: nn.Module, dim: int, bands: int) -> None:
         super().__init__()
@@ -134,15 +138,17 @@ class TiedHead(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """A softmax over frequent words and bands of rarer ones, and one within each band (Grave et al., 2017).
+    """A softmax over the first band's words and the other bands, the head, and one within each other band, the tail.
+
+    Grave et al., 2017.
 
     Args:
-        vocab_size: V; words are ordered by frequency
+        vocab_size: V
         dim: width D of the features
-        bands: where they end, to how much each is projected, and dropout, of features too
-        tied: embeddings whose words (and, with ``tie_projections``, whose projections) are used here too
-        tie_projections: see above
-        project_head: project features for the head too, as wide as they are (Transformer-XL's ``proj_same_dim``)
+        bands: their ends and widths, and dropout
+        tied: the embedding whose words predict, too
+        tie_projections: project by the transposed projections of ``tied``
+        project_head: project features for the head, from D to D (Transformer-XL's ``proj_same_dim``)
     """
 
     def __init__(
@@ -161,9 +167,8 @@ class AdaptiveSoftmax(nn.Module):
         tied_bands: Any = None if tied is None else tied.embeddings
 
         def project(band: int) -> nn.Module:
-            width = int(dim // bands.factor**band)
             if tied is None or not tie_projections:
-                return nn.Linear(dim, width, bias=False)
+                return nn.Linear(dim, bands.width(dim, band), bias=False)
             return TiedLinear(tied_bands[band][1], transpose=True)
 
         self.project_head = project(0) if project_head else None
@@ -174,13 +179,13 @@ class AdaptiveSoftmax(nn.Module):
             self.head = TiedHead(tied_bands[0][0], dim, tails)
         self.tail = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise(self.cutoff), start=1):
-            width = int(dim // bands.factor**band)
+            width = bands.width(dim, band)
             last = nn.Linear(width, end - start, bias=False) if tied is None else TiedLinear(tied_bands[band][0])
             self.tail.append(nn.Sequential(project(band), nn.Dropout(bands.dropout), last))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew but those of the embedding."""
+        """Draw all weights anew but those of the tied embedding."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -188,27 +193,20 @@ class AdaptiveSoftmax(nn.Module):
     def _of_head(self, x: Tensor) -> Tensor:
         return self.head(x if self.project_head is None else self.project_head(x))
 
-    def _split(self, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Targets of the head and of every band, and the rows that each band has; None where it has none."""
-        target_Q = target.view(-1)
-        head_Q = target_Q.clone()
-        targets: list[Tensor | None] = [head_Q]
-        rows: list[Tensor | None] = []
-        for band, (start, end) in enumerate(pairwise(self.cutoff)):
-            inside_Q = (target_Q >= start) & (target_Q < end)
-            head_Q[inside_Q] = self.cutoff[0] + band
-            some = bool(inside_Q.any())
-            rows.append(inside_Q.nonzero().squeeze(1) if some else None)
-            targets.append(target_Q[inside_Q] - start if some else None)
-        return targets, rows
-
     def forward(self, x_BTD: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Logits of the head and of every band that has targets, and their targets; None for other bands."""
-        x_QD = self.drop(x_BTD.flatten(0, -2))
-        targets, rows = self._split(target)
+        """Logits of the head and of every other band that has targets, and their targets; None for a band without.
+
+        Targets (B, T) of features (B, T, D), or (Q,) of (Q, D); in the head, a band is a symbol after its words.
+        """
+        x_QD, target_Q = self.drop(x_BTD.flatten(0, -2)), target.flatten()
+        head_Q = target_Q.clone()
         logits: list[Tensor | None] = [self._of_head(x_QD)]
-        for tail, rows_R in zip(self.tail, rows):
-            logits.append(tail(x_QD.index_select(0, rows_R)) if rows_R is not None else None)
+        targets: list[Tensor | None] = [head_Q]
+        for band, (tail, (start, end)) in enumerate(zip(self.tail, pairwise(self.cutoff))):
+            row_R = ((target_Q >= start) & (target_Q < end)).nonzero().squeeze(1)
+            head_Q[row_R] = self.cutoff[0] + band
+            logits.append(tail(x_QD.index_select(0, row_R)) if len(row_R) else None)
+            targets.append(target_Q[row_R] - start if len(row_R) else None)
         return logits, targets
 
     def log_probs(self, x_BTD: Tensor) -> Tensor:

@@ -1,10 +1,7 @@
-"""A language model over k-grams that predicts the next one's bag of words.
+"""A language model over k-grams that predicts the next one's bag of words (Multi-scale Transformer LMs, Section 6.2).
 
-Multi-scale Transformer LMs, Section 6.2.
-
-The k-grams are right-aligned blocks (``pooling.py``): block i ends with position ik and predicts the
-k tokens after it, targets ik .. (i+1)k-1. As a model of tokens, each of them is drawn from that one
-distribution, so it is exactly normalised and everything one does with a language model works.
+The k-grams are right-aligned blocks (``pooling.py``): block i ends with position ik and predicts the k tokens after it,
+targets ik .. (i+1)k-1, each with the same distribution. So it is also a normalised language model of tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ class CoarseLMConfig(ModelConfig):
     """Sizes of a ``CoarseLM``.
 
     Attributes:
-        scale: with its number of layers
+        scale: k and the number of layers
         downsampler: "avg", "max" or "conv"
     """
 
@@ -35,7 +32,7 @@ class CoarseLMConfig(ModelConfig):
 
 
 class CoarseLM(LanguageModel[TopDownState]):
-    """Layers over k-grams; the output at every position is that of the newest finished one."""
+    """Layers over k-grams; every position has the output of the newest finished k-gram."""
 
     def __init__(self, config: CoarseLMConfig) -> None:
         super().__init__(config)
@@ -59,7 +56,7 @@ class CoarseLM(LanguageModel[TopDownState]):
         return x_BTD[:, blocks.offset : blocks.offset + tokens_BT.size(1)]
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By its scale k, the features of right-aligned blocks: (B, ceil(T / k), D)."""
+        """The features of right-aligned blocks, (B, ceil(T / k), D), by the scale k."""
         return {self.factor: self.block_features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> TopDownState:

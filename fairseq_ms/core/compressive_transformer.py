@@ -25,9 +25,9 @@ class CompressiveTransformerConfig(TransformerXLConfig):
     """Sizes of a ``CompressiveTransformer``.
 
     Attributes:
-        compressed_mem_len: compressed states before the memory that every layer remembers
-        compression_rate: how many states are compressed into one
-        reconstruction_loss_weight: of the loss that trains the compression
+        compressed_mem_len: length of every layer's compressed memory, in compressed states
+        compression_rate: states that are compressed into one
+        reconstruction_loss_weight: weight of the loss that trains the compression
     """
 
     mem_len: int = 12
@@ -55,7 +55,7 @@ class CompressiveTransformer(TransformerXL):
         self.compress = TypedList(Downsample("conv", config.dim, config.compression_rate) for _ in self.layers)
 
     def remember(self, moving: Mems, mems: Mems) -> tuple[Mems, Tensor | None]:
-        """The memories of Compressive Transformer, Algorithm 1, and in training the loss of Algorithm 2."""
+        """Compressive Transformer, Algorithm 1, and in training the loss of Algorithm 2."""
         new, losses = {}, []
         for layer, f_c in zip(self.layers, self.compress):
             s = moving[layer.name]
@@ -89,11 +89,11 @@ def falling_out(memory_BMD: Tensor, segment_BTD: Tensor) -> Tensor:
 def reconstruction_loss(
     layer: TransformerXLLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor
 ) -> Tensor:
-    """How differently the layer's heads read the compressed memory and the memory it was made of, of every row (B,).
+    """Compressive Transformer, Algorithm 2: what compression changes in what a layer attends to, (B,).
 
-    The mean squared difference of what attention by content alone (no positions, neither u nor v) brings back from
-    either. Only ``compressed`` passes a gradient on: everything else is detached, the layer's weights included.
-    The mean is at least of float32: in half precision, its product with a sample size overflows, forward or backward.
+    The mean squared difference between attention to the compressed states and attention to those that they were made
+    from, by content alone (no positions, neither u nor v). Gradients go to ``compressed`` only: all else is detached,
+    the layer's weights included. In half precision the mean is of float32, since a sample size times it would overflow.
     """
     segment_BTD, old_BMD = segment_BTD.detach(), old_BMD.detach()
     precise = torch.promote_types(compressed_BCD.dtype, torch.float32)
@@ -102,13 +102,13 @@ def reconstruction_loss(
 
 
 def _frozen(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)``, of whose parameters none gets a gradient."""
+    """``module(x)`` without gradients of its parameters."""
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
     return torch.func.functional_call(module, parameters, (x,))
 
 
 def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
-    """Attention by content from the segment to a memory, (B, T, N * H), with weights that are not trained."""
+    """Attention by content from the segment to a memory, (B, T, N * H), without gradients of the layer's weights."""
     attention, of_each = layer.attention, []
     for x_BTD in (segment_BTD, memory_BMD):
         normed = x_BTD if attention.norm is None else _frozen(attention.norm, x_BTD)

@@ -1,4 +1,4 @@
-"""How a finer scale of the top-down model reads the coarser one: upsampled, beside its own pooled tokens."""
+"""How a scale of the top-down model joins its own pooled tokens with the upsampled output of the coarser scale."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.config import LayerConfig
-from fairseq_ms.core.ops.linear import ACTIVATIONS, NORM_KINDS, Norm, normalise, projection, weights_of
+from fairseq_ms.core.ops.linear import ACTIVATIONS, NORM_KINDS, Norm, projection
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import autocasted, checkpointed, hookable, remade, saves
+from fairseq_ms.core.ops.recompute import checkpointed, hookable, saves
 from fairseq_ms.core.pooling import Downsample, pooled_again
 
 
 class Upsample(nn.Module):
-    """Unfolds every position into k, by a transposed convolution with kernel and stride k.
-
-    Multi-scale Transformer LMs, Section 4.2.
+    """Unfolds each position into k, by a transposed convolution (Multi-scale Transformer LMs, Section 4.2).
 
     Args:
         dim: model dimension D
@@ -38,22 +36,17 @@ class Upsample(nn.Module):
 
     def forward(self, x_BCD: Tensor) -> Tensor:
         """(B, C, D) -> (B, C * k, D)."""
-        return unfold_positions(self.conv(x_BCD), self.factor) + self.bias
-
-
-def unfold_positions(x_BCD: Tensor, factor: int) -> Tensor:
-    """Every position's k outputs as positions of their own: (B, C, k * D) -> (B, C * k, D)."""
-    return x_BCD.unflatten(-1, (factor, -1)).flatten(1, 2)
+        # (B, C, k * D) -> (B, C * k, D)
+        return self.conv(x_BCD).unflatten(-1, (self.factor, -1)).flatten(1, 2) + self.bias
 
 
 @dataclass(frozen=True)
 class Coarser:
-    """What the coarser scale gives.
+    """The coarser scale, as a finer one reads it.
 
     Attributes:
         x_BCD: its output at some blocks
-        offset: how many finer blocks the first of them serves before the first one that is wanted, perhaps in a
-            tensor (1,)
+        offset: the first position of the upsampled output that the finer scale reads, a number or a tensor (1,)
     """
 
     x_BCD: Tensor
@@ -61,11 +54,10 @@ class Coarser:
 
 
 class Join(nn.Module):
-    """Pooled tokens beside the upsampled output of the coarser scale (Multi-scale Transformer LMs, Section 3.2).
+    """Joins pooled tokens with the upsampled output of the coarser scale (Multi-scale Transformer LMs, Section 3.2).
 
-    The two are concatenated, projected to half their width and passed through the activation (swish for "swiglu", which
-    is swish times a second projection). Both have a norm after them: pooled token embeddings are small, and what the
-    coarser scale gives would drown them.
+    The two are concatenated, projected from 2 D to D and passed through the activation (swish in place of "swiglu").
+    Pooled tokens are normalised first: token embeddings are small, and the coarser scale would drown them.
 
     Args:
         config: width D and activation
@@ -82,28 +74,21 @@ class Join(nn.Module):
     def forward(
         self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: Norm, coarse: Coarser
     ) -> Tensor:
-        """(B, T, D), what makes C blocks of it with ``pool``, their norm, and the coarser scale -> (B, C, D)."""
-        offset = coarse.offset
-        own = plain(self.upsample, Upsample) and plain(self.upsample.conv, nn.Linear) and plain(self.linear, nn.Linear)
-        again = self.recompute and pooled_again(pool) and plain(norm, *NORM_KINDS)
-        whole = again and own and saves() and hookable()
+        """Join C blocks, ``norm(blocks(x))``, where ``blocks`` pools with ``pool``: (B, T, D) -> (B, C, D).
 
-        def side_by_side(normed: Tensor, fine: Tensor) -> Tensor:
+        With ``recompute``, x and the coarser scale's output are all that is kept for backward.
+        """
+        offset = coarse.offset
+
+        def join(x: Tensor, x_BCD: Tensor) -> Tensor:
+            normed, fine = norm(blocks(x)), self.upsample(x_BCD)
             if isinstance(offset, Tensor):
                 fine = fine.index_select(1, offset)
             else:
                 fine = fine[:, offset : offset + normed.size(1)]
-            return torch.cat([normed, fine], dim=-1)
+            return self.activation(self.linear(torch.cat([normed, fine], dim=-1)))
 
-        def prepared(x: Tensor, fine: Tensor, *own_D: Tensor) -> Tensor:
-            normed = remade(lambda pooled: normalise(norm, pooled, *own_D), blocks, x)
-            return autocasted(side_by_side(normed, fine))
-
-        def join(x: Tensor, x_BCD: Tensor) -> Tensor:
-            fine = self.upsample(x_BCD)
-            if again and not whole:
-                return self.activation(remade(self.linear, prepared, x, fine, *weights_of(norm)))
-            return self.activation(self.linear(side_by_side(norm(blocks(x)), fine)))
-
-        # What adapters or hooks are attached to is not called twice.
-        return checkpointed(join, x_BTD, coarse.x_BCD) if whole else join(x_BTD, coarse.x_BCD)
+        own = plain(self.upsample, Upsample) and plain(self.upsample.conv, nn.Linear) and plain(self.linear, nn.Linear)
+        # Modules that adapters or hooks are attached to are not called twice.
+        again = self.recompute and own and pooled_again(pool) and plain(norm, *NORM_KINDS) and saves() and hookable()
+        return checkpointed(join, x_BTD, coarse.x_BCD) if again else join(x_BTD, coarse.x_BCD)

@@ -1,4 +1,4 @@
-"""Muon for the matrices of a model's layers beside AdamW for everything else, and which parameters are which."""
+"""Muon for the matrices of a model's layers and AdamW for all other parameters, in one optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.core.ops.orthogonal import orthogonalised
 
-# What Muon's rate is multiplied by for a matrix (O, I), by the names that torch has for it.
+# Factors of Muon's learning rate for a matrix (O, I), by torch's names for them (``adjust_lr_fn``).
 RATES: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
@@ -23,10 +23,10 @@ RATES: dict[str, Callable[[int, int], float]] = {
 
 
 def matrices_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The matrices of a model's layers, for ``torch.optim.Muon``, and all other parameters, for AdamW.
+    """Split a model's parameters into the matrices of its layers, for Muon, and all others, for AdamW.
 
-    Matrices are the weights (O, I) of projections within the model. The others are embeddings, what predicts symbols,
-    norms, biases, and LSTMs. Every parameter is in one of the lists, once, in the model's order.
+    Matrices are the weights (O, I) of projections within the model. Embeddings, output projections, norms, biases and
+    LSTMs are others. Both lists are in the model's order.
     """
     modules = list(model.modules())
     apart: list[nn.Module] = [m for m in modules if isinstance(m, nn.Embedding | AdaptiveInput | AdaptiveSoftmax)]
@@ -38,15 +38,15 @@ def matrices_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.P
 
 
 def undecayed(model: nn.Module) -> list[nn.Parameter]:
-    """What no weight decay is for: the temperatures and sinks of heads, which are scores and not weights."""
+    """Parameters that should not decay: temperatures and sinks of heads, which are scores and not weights."""
     scores = [getattr(m, name) for m in model.modules() if isinstance(m, QueryKey) for name in ("temperature", "sinks")]
     return [parameter for parameter in scores if parameter is not None]
 
 
 def rows_of_projections(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
-    """The matrices of ``matrices_and_others``, and how many rows of each belong to the same projection.
+    """The matrices of ``matrices_and_others``, with the numbers of rows of the projections that share each.
 
-    Queries, keys and values share a weight; Muon makes the update of each of them orthogonal by itself.
+    Muon orthogonalises queries, keys and values one by one, though they share a weight.
     """
     shared = {m.weight: m.rows for m in model.modules() if isinstance(m, nn.Linear) and hasattr(m, "rows")}
     return {matrix: shared.get(matrix, (matrix.size(0),)) for matrix in matrices_and_others(model)[0]}
@@ -59,11 +59,10 @@ def muon_and_adamw(
     weight_decay: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> MuonAndAdamW:
-    """One optimizer for a whole model: Muon at ``lr`` for the matrices of its layers, AdamW for all other parameters.
+    """Muon at the rate ``lr`` for the matrices of a model's layers, AdamW at ``adam_lr`` for all other parameters.
 
-    ``weight_decay`` is that of both, decoupled, times the rate. Schedulers, checkpoints and copies take it for one
-    optimizer with two groups, and a third without decay for what is ``undecayed``. Raises RuntimeError where torch has
-    no Muon.
+    ``weight_decay`` is decoupled, for both. There are two parameter groups, and a third without decay if some
+    parameters are ``undecayed``. Raises RuntimeError where torch has no Muon.
     """
     adamw, decay = {"betas": betas, "weight_decay": weight_decay}, {"weight_decay": weight_decay}
     without = {id(parameter): parameter for parameter in undecayed(model)}
@@ -75,18 +74,16 @@ def muon_and_adamw(
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """torch's Muon for groups of parameters that have ``rows``, and AdamW for all others, with one state.
+    """torch's Muon for parameter groups with ``rows``, AdamW for groups without, and one state dict for both.
 
-    ``rows`` are those of the projections in each matrix of a group, each of which Muon updates by itself; those of one
-    shape are computed together (``ops.orthogonal``).
+    ``rows`` has for each matrix of a group the numbers of rows of its projections. Muon updates every projection by
+    itself; projections of one shape are computed together (``ops.orthogonal``).
 
     Args:
-        projections: the matrices of a first group, and their rows
-        others: all other parameters
-        lr: rate of Muon
-        adam_lr: rate of AdamW
-        muon: further settings of ``torch.optim.Muon``
-        adamw: further settings of ``torch.optim.AdamW``
+        projections: the matrices of the first group, with their rows
+        others: the parameters of the second group
+        lr, adam_lr: learning rates of Muon and AdamW
+        muon, adamw: further settings of ``torch.optim.Muon`` and ``torch.optim.AdamW``
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         return {**super().__getstate__(), "of_muon": self.of_muon}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's: a group of AdamW's, or with ``rows`` of Muon's; raises ValueError if they do not fit it."""
+        """Add a group, for Muon if it has ``rows``; raises ValueError for rows that do not fit its matrices."""
         of_adamw = self.defaults
         self.defaults = self.of_muon if "rows" in param_group else of_adamw
         try:
@@ -128,7 +125,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             raise ValueError(f"rows must be those of the projections in matrices {shapes}: got {group['rows']}")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; which rows belong together is the model's, and states from before ``rows`` load too."""
+        """Load a state; ``rows`` stay this optimizer's own, so that states from before there were any load, too."""
         rows = [group.get("rows") for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, own in zip(self.param_groups, rows, strict=True):
@@ -137,21 +134,21 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters; what ``closure`` computes, if it is given."""
+        """Update all parameters; returns the result of ``closure``, if there is one."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:
             if "rows" in group:
                 self._update_matrices(group)
         if others := [group for group in self.param_groups if "rows" not in group]:
-            # For this update alone: what lasts is in groups and state, which are copied and saved.
+            # An optimizer for this update alone, over our groups and state, which are what is copied and saved.
             adamw = torch.optim.AdamW(others)
             adamw.state = self.state
             adamw.step()
         return loss
 
     def _update_matrices(self, group: Mapping[str, Any]) -> None:
-        """One update of a group by Muon: projections of one shape together, by as many launches as one of them."""
+        """Update a group by Muon, all projections of one shape in as many launches as one of them."""
         lr, momentum = float(group["lr"]), group["momentum"]
         alike: dict[Any, list[tuple[Tensor, ...]]] = {}
         for parameter, rows in zip(group["params"], group["rows"], strict=True):
@@ -172,14 +169,14 @@ class MuonAndAdamW(torch.optim.Optimizer):
             updates = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
             moves = orthogonalised(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
             torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
-            # Laid out as the weights are: only then is adding all of them one launch.
+            # Contiguous, as the weights are: otherwise adding them would be a launch for each.
             moves = moves.contiguous().to(dtype)
             rate = lr * RATES[group["adjust_lr_fn"] or "original"](*shape)
             torch._foreach_add_(weights, moves.unbind(0), alpha=-rate)
 
 
 def _update_sharded(group: Mapping[str, Any], parameter: Any, rows: tuple[int, ...], momentum: Any) -> None:
-    """``MuonAndAdamW``'s update of a matrix of which every process has a part: each computes the whole of its move."""
+    """Update a matrix that is sharded over processes: each process computes the whole update, and takes its part."""
     from torch.distributed.tensor import distribute_tensor  # which loads more than all of the core
 
     lr, gradient = float(group["lr"]), parameter.grad

@@ -1,4 +1,4 @@
-"""The state of models with a segment memory: between two segments (``Memory``) and inside one (``StreamState``)."""
+"""The state of models with a segment memory: at a segment's end (``Memory``), and within one (``StreamState``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_ms.core.cache import CannotTruncate, KeyValueCache, State
 
-# Memories by name, (B, length, D) each: the states before a segment, m in the papers' figures.
+# Memories (B, M, D) by name: states before a segment, m in the papers' figures.
 Mems = dict[str, Tensor]
 
 
@@ -25,12 +25,12 @@ class SavedMemory(TypedDict):
 
 @dataclass(frozen=True)
 class Memory:
-    """The past of B streams: memories at the last segment boundary, and the tokens after it.
+    """The past of B streams: memories at the end of the last whole segment, and the tokens after it.
 
     Attributes:
-        states: memories by name, (B, length, D) each, without gradient
-        pending_BT: tokens of an unfinished segment, fewer than segment_len; they are run again together with the tokens
-            that follow, so that a stream may be cut anywhere
+        states: memories (B, M, D) by name, without gradient
+        pending_BT: tokens of an unfinished segment, fewer than segment_len; the model runs them again together with
+            the next tokens, so that a stream may be cut anywhere
     """
 
     states: Mems
@@ -46,16 +46,16 @@ class Memory:
         return Memory(states, self.pending_BT.index_select(0, order))
 
     def forget(self, rows_B: Tensor) -> Memory:
-        """The memory with zeros for the rows that are True in (B,): these streams begin anew."""
-        assert not self.pending_BT.size(1), "a stream is cut at a segment boundary"
+        """The memory with zeros in the rows that are True in (B,), whose streams begin anew."""
+        assert not self.pending_BT.size(1), "streams begin anew at a segment's end"
         forgotten = rows_B[:, None, None]
         # Not multiplied by 0, which would keep NaN and infinity from an overflow.
         return Memory({name: state.masked_fill(forgotten, 0.0) for name, state in self.states.items()}, self.pending_BT)
 
     def finite(self) -> Memory:
-        """The memory with zeros for streams that are not finite, since float16 overflows; never waits for the device.
+        """The memory with zeros for streams that are not finite, as float16 overflows; does not wait for a GPU.
 
-        Otherwise every later segment that sees such a memory would overflow as well.
+        Otherwise every later segment of these streams would overflow as well.
         """
         if all(state.dtype != torch.float16 for state in self.states.values()):
             return self
@@ -83,12 +83,12 @@ class Memory:
 
 
 def join(earlier: Mems, later: Mems) -> Mems:
-    """Concatenate states by name along time; names that ``earlier`` lacks have only their later states."""
+    """Append states to earlier ones of the same name, if there are any, along time."""
     return {name: torch.cat([earlier[name], x], dim=1) if name in earlier else x for name, x in later.items()}
 
 
 def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
-    """Move segment s into memory m, ``concat(m, s)[-n_m:]``, without gradient (Transformer-QL, Figure 2d)."""
+    """Shift: move a segment into the memory, ``concat(m, s)[-n_m:]``, without gradient (Transformer-QL, Figure 2d)."""
     moving, length = s_BTD.size(1), m_BMD.size(1)
     if moving >= length:
         return s_BTD[:, moving - length :].detach()
@@ -100,10 +100,8 @@ class SegmentCache(KeyValueCache):
 
     Args:
         batch_size: B
-        r_PNH: projected sinusoids of the window's distances, P = keys + 1
+        r_PNH: projected sinusoids of the distances in a window, P = keys + 1
     """
-
-    bias: Tensor | None = None
 
     def __init__(self, batch_size: int, r_PNH: Tensor) -> None:
         self.r_PNH = r_PNH
@@ -111,21 +109,21 @@ class SegmentCache(KeyValueCache):
         super().__init__(batch_size, heads, head_dim, distances - 1, r_PNH)
 
     def begin(self, k_BNMH: Tensor, v_BNMH: Tensor) -> None:
-        """Begin a segment after a memory with these keys and values."""
+        """Begin a segment, after the keys and values of a memory."""
         self.truncate(0)
         self.append(k_BNMH, v_BNMH)
 
 
-# KV caches by the name of the layer's memory, for a segment that is read in pieces; empty for one read at once.
+# KV caches by the name of the layer's memory, for a segment that is read in pieces; none for one that is read at once.
 Pasts = Mapping[str, SegmentCache]
 WHOLE: Pasts = MappingProxyType({})
 
 
 class StreamState(State):
-    """The memory of B streams and the segment that they are in.
+    """The memory of B streams, and how far they are in the current segment.
 
-    Without gradients, a whole segment is read in one pass, as in training, and a segment that arrives in pieces through
-    KV caches. ``truncate`` reads the kept tokens again from ``start``, so it is exact for any length.
+    Without gradients, a segment that comes whole is read in one pass, as in training, and one that comes in pieces
+    through KV caches. ``truncate`` is exact for any length: the next call reads the tokens since ``start`` again.
 
     Args:
         config: the model's configuration
@@ -133,12 +131,12 @@ class StreamState(State):
 
     Attributes:
         start: the memory at the beginning, or after the last call with gradients
-        read: the tokens since ``start``, in the pieces in which they arrived
-        waiting_BT: the last of these tokens, if the next call has to run them (again) together with its own
-        mems: the memory in front of the current segment
-        done: number of positions of the current segment that have been read in pieces
-        moving: the states of these positions, which will move into the memory
-        before: ``mems``, with the states of pieces after those memories that no layer attends to
+        read: the tokens since ``start``, in the pieces in which they came
+        waiting_BT: the last of these tokens, if the next call has to run them together with its own
+        mems: the memories before the current segment
+        done: positions of the current segment that have been read in pieces
+        moving: the states of these positions, which will move into the memories
+        before: ``mems``, in which memories that no layer attends to also have the states of the pieces
         caches: KV caches by the name of the layer's memory, made with the first piece
     """
 
@@ -149,13 +147,13 @@ class StreamState(State):
 
     @property
     def memory(self) -> Memory:
-        """The past of the streams, to save or to begin another state with."""
+        """The past of the streams, to be saved or continued by another state."""
         pending = self.done + self.waiting_BT.size(1)
         read_BT = torch.cat([self.start.pending_BT, *self.read], dim=1)
         return Memory(self.mems, read_BT[:, read_BT.size(1) - pending :])
 
     def restart(self, start: Memory, length: int) -> None:
-        """Forget everything and continue a memory, whose streams are ``length`` tokens long."""
+        """Forget everything, and continue a memory whose streams are ``length`` tokens long."""
         self.start, self.first, self.length = start, length, length
         self.mems = self.before = start.states
         self.moving: Mems = {}
@@ -163,8 +161,8 @@ class StreamState(State):
         self.done = 0
 
     def take(self, tokens_BT: Tensor) -> Tensor:
-        """Remember the next tokens (B, T), and return them after those that wait, (B, W + T)."""
-        # In a list, since joining would copy the whole stream for every token. A copy, since callers may reuse memory.
+        """Remember the next tokens (B, T); returns those that wait followed by these, (B, waiting + T)."""
+        # A list, since concatenation would copy the stream at every token. A copy, since callers may reuse memory.
         self.read.append(tokens_BT.clone())
         self.move_on(tokens_BT.size(1))
         waiting_BT, self.waiting_BT = self.waiting_BT, tokens_BT[:, :0]

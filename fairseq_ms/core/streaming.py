@@ -1,4 +1,4 @@
-"""Models with a segment memory: a stream is read in segments, which attend to states of the segments before them.
+"""What models with a segment memory share: segments attend to states of earlier segments.
 
 Segments have ``segment_len`` tokens, counted from the beginning of the stream. Attention is causal within a segment; at
 its end, its states move into the memory. A call may bring any number of tokens.
@@ -34,8 +34,7 @@ class RelativeAttention(nn.Module):
 
     Args:
         config: sizes and dropout; pre-LN layers normalise segment and memory
-        u_NH: bias of queries for scores by content, shared by all layers of a model
-        v_NH: bias of queries for scores by distance, likewise
+        u_NH, v_NH: biases of queries for scores by content and by distance, shared by all layers of a model
     """
 
     def __init__(self, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
@@ -51,13 +50,13 @@ class RelativeAttention(nn.Module):
         self.u, self.v = u_NH, v_NH
 
     def project(self, positions_PD: Tensor) -> Tensor:
-        """Project the sinusoids of distances, (P, D) -> r (P, N, H)."""
+        """Project sinusoids of distances, (P, D) -> r (P, N, H)."""
         return self.position(positions_PD).unflatten(-1, (self.heads, -1))
 
     def of_memory(self, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, M, H) of a memory."""
         project: Any = self.qkv
-        if plain(self.qkv, nn.Linear):  # whose rows for queries nobody needs
+        if plain(self.qkv, nn.Linear):  # a memory needs no queries
             project = partial(F.linear, weight=self.qkv.weight[self.u.numel() :])
         kv, _ = norm_linear(m_BMD, self.norm, project, self.recompute)
         k, v = kv[..., -2 * self.u.numel() :].unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -67,10 +66,10 @@ class RelativeAttention(nn.Module):
         """Attend over memory and segment, (B, T, D) -> (B, T, D).
 
         Args:
-            s_BTD: the segment
-            past: where s is the next piece of a segment, the keys and values of memory and segment so far, which
-                takes in those of s; memory and positions are then not read
-            m_BMD: the memory before it, to which no gradient goes
+            s_BTD: the segment, or the next piece of one
+            past: for a piece, the KV cache of memory and segment so far, to which it is appended; memory and positions
+                are then ignored
+            m_BMD: the memory, which gets no gradient
             positions_PD: ``sinusoids`` of at least as many keys as there are
         """
         q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute)[0], self.heads)
@@ -78,7 +77,7 @@ class RelativeAttention(nn.Module):
             (k, v), r_PNH, bias = past.append(k, v), past.r_PNH, past.bias
         else:
             r_PNH, bias = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :]), None
-            # (N, B, M, H) and (N, B, T, H), as attention reads them
+            # Joined with the heads first, as attention reads them: (N, B, M + T, H)
             pairs = zip(self.of_memory(m_BMD.detach()), (k, v))
             k, v = (torch.cat([x.transpose(0, 1) for x in pair], dim=2).transpose(0, 1) for pair in pairs)
         dropout = self.dropout if self.training else 0.0
@@ -86,13 +85,12 @@ class RelativeAttention(nn.Module):
 
 
 class TransformerXLLayer(ResidualLayer):
-    """Compute of Transformer-QL, Figure 2b, whose layer is post-LN: attention over memory and segment, feed-forward.
+    """Compute: attention over memory and segment, then feed-forward (Transformer-QL, Figure 2b, which is post-LN).
 
     Args:
         name: the name of its memory
         config: sizes and probabilities
-        u_NH: Transformer-XL's u, shared by all layers of a model
-        v_NH: Transformer-XL's v
+        u_NH, v_NH: as for ``RelativeAttention``
         depth: how many layers its residual stream runs through
     """
 
@@ -105,11 +103,9 @@ class TransformerXLLayer(ResidualLayer):
         self.name = name
 
 
-# Settings that models with a memory do not have, and the only value that each may have.
-_ITS_OWN = {
-    **{"positions": "learned", "qk_norm": False, "short_conv": 0, "sinks": False, "kv_heads": None},
-    "scale_embedding": False,
-}
+# Settings that have no effect on models with a memory, and the only value that each may have.
+_WITHOUT: dict[str, Any] = {"positions": "learned", "qk_norm": False, "short_conv": 0, "sinks": False}
+_WITHOUT |= {"kv_heads": None, "scale_embedding": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +114,7 @@ class StreamingConfig(ModelConfig):
 
     Attributes:
         segment_len: tokens of a segment
-        mem_len: states before the segment that every layer keeps in its memory
+        mem_len: length of every layer's memory in states
         proj_init_std: initial standard deviation of the projections in adaptive input and softmax
     """
 
@@ -129,16 +125,16 @@ class StreamingConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, own in _ITS_OWN.items():
-            if (got := getattr(self, name)) != own:
+        for name, default in _WITHOUT.items():
+            if (got := getattr(self, name)) != default:
                 raise ValueError(f"{name} must be left out, since a model with a memory has its own or none: got {got}")
 
 
 class StreamingModel(LanguageModel[StreamState]):
-    """A language model that works segment by segment: ``model(tokens, state) -> (logits, state)``.
+    """A language model that reads streams segment by segment: ``model(tokens, state) -> (logits, state)``.
 
-    A state continues its streams with and without gradients: with them, a call trains on its tokens behind a detached
-    memory, so that streams can be trained on call by call; without, tokens are read through KV caches.
+    A state continues its streams with gradients, too: a call then trains on its tokens after a detached memory.
+    Without gradients, tokens are read through KV caches.
 
     A subclass builds its layers with ``make_layer``, ends its constructor with ``reset_parameters``, and implements
     ``forward_segment``, ``memory_lengths`` and ``memory_reach``.
@@ -152,9 +148,9 @@ class StreamingModel(LanguageModel[StreamState]):
     def __init__(self, config: StreamingConfig) -> None:
         super().__init__(config)
         self.segment_len, self.mem_len = config.segment_len, config.mem_len
-        # Number of keys that a whole segment attends to, memory and segment, which is the same at all scales.
+        # Keys of a whole segment: memory and segment, at every scale equally many.
         self.window = self.mem_len + self.segment_len
-        # By the memory's name, how many of a segment's first states move into it; all unless given.
+        # How many of a segment's first states move into a memory, by its name; all unless given.
         self.shifts: dict[str, int] = {}
         self.scale = math.sqrt(config.dim)
         self.drop = Dropout(config.dropout, config.recompute)
@@ -162,15 +158,15 @@ class StreamingModel(LanguageModel[StreamState]):
         # Shared by the attention of all layers.
         self.u = nn.Parameter(torch.empty(config.heads, config.width_of_head))
         self.v = nn.Parameter(torch.empty(config.heads, config.width_of_head))
-        # ``to_empty``, and loading with ``assign``, give each layer a copy of its own.
+        # After ``to_empty``, and after loading with ``assign``, each layer would have parameters of its own.
         self.register_load_state_dict_post_hook(_share)
 
     def make_layer(self, name: str, depth: int) -> TransformerXLLayer:
-        """A Transformer-XL layer, one of ``depth``, whose memory has this name."""
+        """A Transformer-XL layer, one of ``depth``, with a memory of this name."""
         return TransformerXLLayer(name, self.config, self.u, self.v, depth)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew; adaptive embeddings and projections start as Transformer-XL's own."""
+        """Draw all weights anew; adaptive embeddings and softmax start as in Transformer-XL."""
         super().reset_parameters()
         for shared in (self.u, self.v):
             nn.init.normal_(shared, std=self.config.init_std)
@@ -191,39 +187,39 @@ class StreamingModel(LanguageModel[StreamState]):
         """Run the model over a segment, as its paper lists it, or over the next piece of one.
 
         Args:
-            x_BTD: the embedded segment, perhaps unfinished, or piece
+            x_BTD: the embedded segment, which may be unfinished, or a piece
             mems: the memories before the segment
             positions: ``sinusoids`` of the window
-            pasts: for a piece, the KV caches of all layers; memories that no layer attends to then also contain the
-                states of the pieces before this one
+            pasts: for a piece, the KV caches of all layers; memories that no layer attends to then also have the
+                states of the pieces before
 
         Returns:
-            outputs (B, T, D), and by memory name the states of these T tokens that will move into the memory
+            outputs (B, T, D), and the states of these T tokens that will move into each memory
         """
 
     def remember(self, moving: Mems, mems: Mems) -> tuple[Mems, Tensor | None]:
-        """Move a whole segment into the memories: the new memories, and in training a loss (B,) of theirs or None.
+        """Move the states of a whole segment into the memories: the new memories, and in training a loss (B,) or None.
 
         Args:
-            moving: the states that ``forward_segment`` returned for the segment
-            mems: the memories before it
+            moving: the states, from ``forward_segment``
+            mems: the memories before the segment
         """
         return {name: shift(s_BTD[:, : self.shifts.get(name)], mems[name]) for name, s_BTD in moving.items()}, None
 
     @abstractmethod
     def memory_lengths(self) -> dict[str, int]:
-        """By name, the length M of each memory in positions."""
+        """The length M of each memory, by name."""
 
     @abstractmethod
     def memory_reach(self) -> int:
-        """The largest number of earlier segments that a segment's outputs can depend on."""
+        """How many earlier segments the outputs of a segment can depend on."""
 
     def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
-        """Parameters that may be unused in training on less than a segment, and still need a gradient."""
+        """Parameters that training on less than a segment may not use, but that still need a gradient."""
         return ()
 
     def sinusoids(self, like: Tensor) -> Tensor:
-        """Sinusoids (window + 1, D) of the distances in a window, of the type and device of ``like``, after dropout."""
+        """Sinusoids of the distances in a window, (window + 1, D), like ``like``, after dropout."""
         return self.drop(self.table(self.window, like))
 
     def new_memory(self, batch_size: int, device: torch.device | None = None) -> Memory:
@@ -235,7 +231,7 @@ class StreamingModel(LanguageModel[StreamState]):
         return Memory(states, torch.zeros(batch_size, 0, dtype=torch.long, device=like.device))
 
     def stream(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory, Tensor | None]:
-        """Read tokens after a memory: features (B, T, D), the memory after them, and its loss (B,) or None."""
+        """Read tokens after a memory: features (B, T, D), the new memory, and the memory's loss (B,) or None."""
         memory = self.checked(memory, tokens_BT.size(0), tokens_BT.device)
         mems, known = memory.states, memory.pending_BT.size(1)
         tokens_BT = torch.cat([memory.pending_BT, tokens_BT], dim=1)
@@ -248,7 +244,7 @@ class StreamingModel(LanguageModel[StreamState]):
             if s_BTD.size(1) == self.segment_len:
                 mems, loss_B = self.remember(moving, mems)
                 if loss_B is not None:
-                    # A segment that ends in padding is none, as if the row were alone.
+                    # A segment that ends in padding is not whole, so that a row's loss is the same in any batch.
                     whole_B = segment_BT[:, -1].ne(-1 if self.config.padding_idx is None else self.config.padding_idx)
                     losses.append(loss_B.masked_fill(~whole_B, 0.0))
                     counts.append(whole_B)
@@ -256,14 +252,14 @@ class StreamingModel(LanguageModel[StreamState]):
         if not whole and self.training:
             y_BTD = keep_in_graph(y_BTD, self.idle_without_a_whole_segment())
         if self.training and self.has_auxiliary_loss and not losses:
-            # Processes add up what they log by position, so it must not depend on the batch what that is.
+            # Processes add up logged values by their place in a list, so that every batch must have this one.
             losses, counts = [y_BTD.new_zeros(y_BTD.size(0))], [y_BTD.new_ones(y_BTD.size(0))]
         loss_B = torch.stack(losses).sum(dim=0) / torch.stack(counts).sum(dim=0).clamp(min=1) if losses else None
         return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss_B
 
     @torch.no_grad()
     def advance(self, tokens_BT: Tensor, state: StreamState) -> Tensor:
-        """Have a state read the next tokens of its streams, without gradients: (B, T) -> outputs (B, T, D)."""
+        """Continue the streams of a state without gradients: tokens (B, T) -> outputs (B, T, D)."""
         count, outputs = tokens_BT.size(1), []
         tokens_BT = state.take(tokens_BT)
         while tokens_BT.size(1):
@@ -279,7 +275,7 @@ class StreamingModel(LanguageModel[StreamState]):
         return y_BTD[:, y_BTD.size(1) - count :]
 
     def _piece(self, x_BTD: Tensor, state: StreamState) -> Tensor:
-        """Run the next piece (B, T, D) of a segment through the state's KV caches; its outputs."""
+        """Run the next piece of a segment through the state's KV caches, (B, T, D) -> outputs (B, T, D)."""
         state.caches = state.caches or self.segment_caches(x_BTD)
         if not state.done:
             state.before, state.moving = state.mems, {}
@@ -296,11 +292,11 @@ class StreamingModel(LanguageModel[StreamState]):
         return y_BTD
 
     def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Transformer-QL, Figure 2e, line 6: (B, T) -> (B, T, D)."""
+        """Embed tokens, (B, T) -> (B, T, D) (Transformer-QL, Figure 2e, line 6)."""
         return self.embed(tokens_BT) * self.scale
 
     def forward(self, tokens_BT: Tensor, state: StreamState | None = None) -> tuple[Tensor, StreamState]:
-        """As ``CausalModel.forward``, but with gradients also where there is a state.
+        """As ``CausalModel.forward``, but a state does not prevent gradients.
 
         They reach back to the beginning of the current segment, also if an earlier call began it, and no further.
         """
@@ -314,10 +310,7 @@ class StreamingModel(LanguageModel[StreamState]):
     def loss(
         self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: StreamState | None = None
     ) -> Tensor:
-        """As ``CausalModel.loss``, with gradients also where there is a state; in training, the memory's loss is added.
-
-        The tokens continue the streams of the state, which reads them, or begin new streams.
-        """
+        """As ``CausalModel.loss``, but a state does not prevent gradients; in training, plus the memory's loss."""
         tokens_BT, targets_BT = self.checked_tokens(tokens_BT), self.checked_targets(targets_BT, tokens_BT)
         x_BTD, auxiliary_B = self._read(tokens_BT, state)
         loss, count_B = self.loss_of(x_BTD, targets_BT, ignore_index), (targets_BT != ignore_index).sum(dim=1)
@@ -326,11 +319,11 @@ class StreamingModel(LanguageModel[StreamState]):
     def new_state(
         self, batch_size: int, capacity: int = 0, device: torch.device | None = None, memory: Memory | None = None
     ) -> StreamState:
-        """The state of B new streams, or of those of a memory; ``capacity`` is not needed, since windows are fixed."""
+        """A state of B new streams, or of those of a memory; ``capacity`` is ignored, since windows are fixed."""
         return StreamState(self.config, self.checked(memory, batch_size, device))
 
     def segment_caches(self, x_BTD: Tensor) -> dict[str, SegmentCache]:
-        """By the name of its memory, an empty KV cache for every layer, for B streams of embedded tokens."""
+        """An empty KV cache for each layer, by the name of its memory, for B streams of embedded tokens."""
         positions_PD, layers = self.sinusoids(x_BTD), self.memory_layers()
         return {layer.name: SegmentCache(x_BTD.size(0), layer.attention.project(positions_PD)) for layer in layers}
 
@@ -339,7 +332,7 @@ class StreamingModel(LanguageModel[StreamState]):
         return [layer for layer in self.modules() if isinstance(layer, TransformerXLLayer)]
 
     def checked(self, memory: object, batch_size: int, device: torch.device | None = None) -> Memory:
-        """The memory, or a new one, on a device; raises ValueError if it is not one of this model and batch."""
+        """The memory on a device, or a new one for None; raises ValueError for one of another model or batch size."""
         if memory is None:
             return self.new_memory(batch_size, device)
         if not isinstance(memory, Memory):
@@ -351,11 +344,11 @@ class StreamingModel(LanguageModel[StreamState]):
         return memory.to(self._like(device))
 
     def _like(self, device: torch.device | None) -> Tensor:
-        """An empty tensor of the weights' type, on a device, by default theirs."""
+        """An empty tensor of the weights' type, on a device or on theirs."""
         return torch.empty(0, dtype=self.u.dtype, device=device or self.u.device)
 
     def _read(self, tokens_BT: Tensor, state: StreamState | None) -> tuple[Tensor, Tensor | None]:
-        """Features (B, T, D) of tokens after a state, which reads them, and the memory's loss (B,) or None."""
+        """Continue a state or begin new streams: features (B, T, D), and the memory's loss (B,) or None."""
         if state is not None:
             self.check_state(state, tokens_BT)
         if state is not None and not records():
@@ -367,6 +360,6 @@ class StreamingModel(LanguageModel[StreamState]):
 
 
 def _share(model: StreamingModel, *_: object) -> None:
-    """All layers attend by the u and v of the model."""
+    """Give all layers the u and v of the model."""
     for layer in model.memory_layers():
         layer.attention.u, layer.attention.v = model.u, model.v

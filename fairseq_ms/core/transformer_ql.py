@@ -1,6 +1,6 @@
-"""Transformer-QL: Transformer-XL at several scales, for a quadratically long context (Transformer-QL, Figure 2).
+"""Transformer-QL: Transformer-XL at several scales, whose context is quadratically long.
 
-Section 2.3 has the lengths of the scales, f_c and Accumulate.
+Transformer-QL, Figure 2, and Section 2.3 for the lengths of the scales, f_c and Accumulate.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class TransformerQLConfig(StreamingConfig):
 
     Attributes:
         scales: finest first, each with its number of layers
-        output_layers: how many come after the mean of the scales
-        droppath: probability of training on the coarser scales' outputs alone
-        compression: "max" or "avg", how states are pooled into those of the next scale
+        output_layers: number of layers after the mean of the scales
+        droppath: probability of a training step without the outputs of the finest scales
+        compression: how states are pooled for the next scale, "max" or "avg"
     """
 
     scales: tuple[Scale, ...] = (Scale(1, 3), Scale(2, 3))
@@ -46,20 +46,19 @@ class TransformerQL(StreamingModel):
         check_layers(config.scales)
         factors = [scale.factor for scale in config.scales]
         if config.segment_len % factors[-1]:
-            raise ValueError(
-                f"segment_len must be a multiple of the coarsest scale {factors[-1]}: got {config.segment_len}"
-            )
+            rule = f"segment_len must be a multiple of the coarsest scale {factors[-1]}"
+            raise ValueError(f"{rule}: got {config.segment_len}")
         if config.compression not in ("max", "avg"):
             raise ValueError(f"compression must be max or avg: got {config.compression!r}")
         check_probability("droppath", config.droppath)
         self.droppath = config.droppath
         self.lengths = scale_lengths(self.segment_len, self.mem_len, factors)
         self.scales = TypedList(self._layers(f"scale{scale.factor}", scale.layers) for scale in config.scales)
-        # Every layer of the figure ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
-        # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
+        # Every layer of the figure ends in a layer norm. Pre-LN layers do not, so their scale does: otherwise residual
+        # streams, which grow with depth, would be pooled and averaged.
         self.scale_norms = TypedList(config.last_norm() for _ in config.scales)
         for scale, layers in zip(self.lengths, self.scales):
-            # Without a memory, what stands in for the scales' outputs before the segment stays zero.
+            # Without a memory, a scale's outputs before the segment stay zero.
             shift = scale.shift if self.mem_len else 0
             self.shifts |= dict.fromkeys([*(layer.name for layer in layers), scale.output], shift)  # 20
         self.final = self._layers("final", config.output_layers)
@@ -71,9 +70,9 @@ class TransformerQL(StreamingModel):
     def forward_segment(
         self, x_BTD: Tensor, mems: Mems, positions: Tensor, pasts: Pasts = WHOLE
     ) -> tuple[Tensor, Mems]:
-        """Transformer-QL, Figure 2e, lines 7 to 31; its numbers stand beside the lines.
+        """Transformer-QL, Figure 2e, lines 7 to 31, whose numbers stand beside ours.
 
-        Of a segment that comes in pieces, a coarse scale moves on when a block of the finer one is complete.
+        In a segment that is read in pieces, a coarse scale moves on when a block of the finer one is complete.
         """
         s, moving = x_BTD, {}
         acc_inputs: list[Tensor] = []  # 9
@@ -95,12 +94,12 @@ class TransformerQL(StreamingModel):
         return s, moving
 
     def _first_kept(self) -> int:
-        """The finest scale whose output is used: with droppath, the finer ones are dropped together."""
+        """Index of the finest scale whose output is used; droppath drops all finer ones."""
         scales = len(self.lengths)
         if not self.training or self.droppath == 0.0 or scales == 1:
             return 0
         drawn = draw_uniform()
-        # drawn in [(j - 2) p / (l - 1), (j - 1) p / (l - 1)) keeps scales j .. l, counted from 1.
+        # A number in [(j - 2) p / (l - 1), (j - 1) p / (l - 1)) keeps scales j .. l, counted from 1.
         return 1 + int(drawn * (scales - 1) / self.droppath) if drawn < self.droppath else 0
 
     def memory_lengths(self) -> dict[str, int]:
@@ -118,7 +117,7 @@ class TransformerQL(StreamingModel):
         return sum(-(-count // self.segment_len) for count in tokens)
 
     def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
-        # Where no block has ended, coarse scales have nothing to do, nor finer ones whose outputs droppath drops.
+        # Coarse scales have no states before a block has ended, and droppath may drop the finer ones.
         return chain(self.embed.parameters(), self.scales.parameters(), self.scale_norms.parameters())
 
 
@@ -132,14 +131,13 @@ class ScaleLengths:
     """One scale of a Transformer-QL, in positions of that scale.
 
     Attributes:
-        factor: how many tokens a position stands for
-        ratio: how many positions of the finer scale it is compressed from (1 at the finest)
+        factor: tokens of a position
+        ratio: positions of the finer scale that are compressed into one (1 at the finest)
         segment: length of the segment, n_s
-        memory: length of the memory of every layer, n_m
-        shift: how many states of a segment move into the memory
-        trail: how many states before the segment are kept of the scale's output, for the compression into
-            the next scale and for the accumulation
-        skip: how many of the finer scale's kept states lie before those that it is compressed from
+        memory: length of every layer's memory, n_m
+        shift: states of a segment that move into the memory
+        trail: outputs of the scale that are kept from before the segment, for compression and accumulation
+        skip: of the finer scale's kept outputs, the oldest ones that this scale is not compressed from
     """
 
     factor: int
@@ -152,20 +150,20 @@ class ScaleLengths:
 
     @property
     def output(self) -> str:
-        """The name of the memory of the scale's output."""
+        """The name of the memory that keeps the scale's outputs."""
         return f"scale{self.factor}.output"
 
     def done(self, states_BTD: Tensor) -> int:
-        """How many of the scale's outputs, before the segment and of it, are of the segment."""
+        """How many outputs of the segment there are among ``trail`` older ones and these."""
         return states_BTD.size(1) - self.trail
 
 
 def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[ScaleLengths]:
-    """The scales of a Transformer-QL with these lengths at its finest scale.
+    """The lengths of all scales, given those of segment and memory at the finest (Transformer-QL, Section 2.3).
 
-    The window, segment plus memory, is equally long at all scales. Without a memory at the finest scale there
-    is none at any, which is the paper's Multi-scale Transformer (Transformer-QL, Appendix D): a scale is compressed
-    from the finer one's segment alone. The coarsest factor divides the segment, and the factors divide each other.
+    The window, segment plus memory, is equally long at all scales. Without a memory at the finest scale there is none
+    at any, and a scale is compressed from the finer one's segment alone: the Multi-scale Transformer of Appendix D.
+    The coarsest factor divides the segment, and the factors divide each other.
     """
     window = segment + memory
     segments = [segment]
@@ -175,7 +173,7 @@ def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[Sca
     scales: list[ScaleLengths] = []
     for index, (factor, length) in enumerate(zip(factors, segments)):
         compressed = ratios[index] * segments[index + 1] if index + 1 < len(segments) else 0
-        # At the segment's beginning, accumulation takes the state before it, unless the segment reaches back.
+        # Accumulation needs the output before the segment, unless the scale's own segment reaches further back.
         trail = max(compressed - length, 1 if factor > 1 and length == segment // factor else 0)
         scales.append(
             ScaleLengths(
@@ -192,12 +190,12 @@ def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[Sca
 
 
 def compress(x_BTD: Tensor, ratio: int, kind: str) -> Tensor:
-    """f_c: maximum or mean of every ``ratio`` states, (B, T, D) -> (B, T // ratio, D), the unfinished rest left out."""
+    """f_c: maximum or mean of every ``ratio`` states, without an unfinished rest: (B, T, D) -> (B, T // ratio, D)."""
     count = x_BTD.size(1) // ratio
     blocks = x_BTD[:, : count * ratio].unflatten(1, (count, ratio))
     if kind == "avg":
         return blocks.mean(2)
-    # Pairwise maxima, because the backward pass of amax compares every element again.
+    # Not ``amax``, whose backward pass compares every element again.
     best = blocks[:, :, 0]
     for index in range(1, ratio):
         best = torch.maximum(best, blocks[:, :, index])
@@ -208,21 +206,19 @@ def accumulate(states: Sequence[Tensor], scales: Sequence[ScaleLengths], count: 
     """Accumulate: the mean of all scales' outputs at tokens start .. start + count - 1 of a segment, (B, count, D).
 
     Args:
-        states: of every scale, the outputs (B, trail + T, D) before the segment and of it, as far as it has come
+        states: for every scale, its outputs (B, trail + T, D) before the segment and in it so far
         scales: their lengths
-        count: how many tokens
+        count: number of tokens
         start: the first of them
     """
-    total = at_tokens(states[0], scales[0], count, start)
-    for of_scale, lengths in zip(states[1:], scales[1:]):
-        total = total + at_tokens(of_scale, lengths, count, start)
-    return total / len(states)
+    finest, *coarse = (at_tokens(x, lengths, count, start) for x, lengths in zip(states, scales))
+    return sum(coarse, finest) / len(states)
 
 
 def at_tokens(states_BTD: Tensor, lengths: ScaleLengths, count: int, start: int = 0) -> Tensor:
-    """A scale's outputs, over-sampled: at every token the latest that has ended, (B, count, D)."""
+    """A scale's outputs repeated, so that every token has the latest one that has ended: (B, count, D)."""
     factor = lengths.factor
-    # The state that ends with the segment's first token, if a state is a token; else the one before.
+    # Index of the last output before the segment's first token.
     before = lengths.trail + lengths.segment - lengths.shift - 1
     if factor == 1:
         return states_BTD[:, before + 1 + start : before + 1 + start + count]

@@ -33,7 +33,7 @@ class TransformerXL(StreamingModel):
         self.reset_parameters()
 
     def add_layers(self) -> None:
-        """Build what there is beside embeddings."""
+        """Build the layers."""
         depth = self.config.layers
         self.layers = TypedList(self.make_layer(f"layer{index}", depth) for index in range(depth))
 

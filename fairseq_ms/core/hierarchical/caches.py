@@ -1,4 +1,4 @@
-"""Attention where sequences have lengths of their own, since chunks end when their tokens say so, and what is kept."""
+"""Attention and KV caches for sequences of unequal lengths, and the state of HAED and HRED."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fairseq_ms.core.ops.lstm import LSTMState, RaggedSteps
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Causal attention within sequences that lie one after the other: those of equal length are a rectangle.
+    """Causal attention within sequences that lie one after the other, those of equal length as one rectangle.
 
     Attributes:
-        shapes: (how many sequences, their common length) for each length, in the order in which they lie.
-        cache: what takes in keys and values of the positions ``cached_X``, if there is one.
-        last_B: by row of the cache, which of the sequences it is in.
+        shapes: (number of sequences, their length) of each rectangle, in order
+        cache: takes in the keys and values of positions ``cached_X``, if there is one
+        last_B: the sequence that each row of the cache is in
     """
 
     shapes: Sequence[tuple[int, int]]
@@ -34,7 +34,7 @@ class Rectangles:
     last_B: Tensor | None = None
 
     def convolved(self, x_QD: Tensor, weight_ND: Tensor) -> Tensor:
-        """Each position of one list plus the N before it in its sequence; a cache takes in each row's last N."""
+        """``ShortConv`` of all positions (Q, D), within sequences; the cache takes in the last N of its rows."""
         shapes = [(count, length, -1) for count, length in self.shapes]
         parts = x_QD.split([count * length for count, length in self.shapes])
         joined = [pad_left(part.view(shape), weight_ND) for part, shape in zip(parts, shapes, strict=True)]
@@ -44,7 +44,7 @@ class Rectangles:
         return torch.cat([convolve(part, weight_ND).flatten(0, 1) for part in joined])
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
-        """Queries, keys and values (Q, 3 * N * H) of one list -> (Q, N * H); nothing is computed for padding."""
+        """Projected queries, keys and values of all positions (Q, 3 * N * H) -> (Q, N * H); there is no padding."""
         if self.cache is not None:
             self.cache.write(qkv[self.cached_X], heads)
         outputs = []
@@ -58,15 +58,14 @@ class Rectangles:
 
 @dataclass(frozen=True)
 class RowCache:
-    """One layer's keys and values (2, B, N, S, H), of which some positions are about to be written.
+    """One layer's keys and values (2, B, N, S, H), and where the next positions go.
 
     Attributes:
-        caches: those of all layers.
-        layer: which of them.
-        row_X, place_X: where they are written, of one shape but for broadcasting.
-        bias: (R, 1, C, S), lets each of the C new positions of R rows see its row up to itself, and not what is left
-            in the buffer after it.
-        counts_R: how many of the C positions each row has; what is after them is padding.
+        caches: those of all layers
+        layer: index of the layer
+        row_X, place_X: rows and places that are written next, which broadcast to one shape
+        bias: (R, 1, C, S), lets each of C new positions of R rows see its own row up to itself
+        counts_R: new positions of each row; the rest of C is padding
     """
 
     caches: RowCaches
@@ -78,11 +77,11 @@ class RowCache:
 
     @property
     def buffer(self) -> Tensor:
-        """All keys and values of the layer."""
+        """The layer's keys and values."""
         return self.caches.buffers[self.layer]
 
     def convolved(self, x: Tensor, weight_ND: Tensor) -> Tensor:
-        """C more positions of R rows (..., D), each plus the N before it in its row; the last N are remembered."""
+        """``ShortConv`` of C more positions of R rows (..., D); keeps the last N of each row."""
         assert self.counts_R is not None
         inputs, rows_R = self.caches.inputs_BLND, self.row_X.squeeze(1)
         joined = torch.cat([inputs[rows_R, self.layer], x.view(len(rows_R), -1, x.size(-1))], dim=1)
@@ -91,44 +90,44 @@ class RowCache:
         return convolve(joined, weight_ND).view_as(x)
 
     def remember(self, last_RND: Tensor, rows_R: Tensor | slice = slice(None)) -> None:
-        """Let these be the last N inputs of all rows or some."""
+        """Keep the last N inputs of some rows, or of all."""
         self.caches.inputs_BLND[rows_R, self.layer] = last_RND.to(self.caches.inputs_BLND.dtype)
 
     def write(self, qkv: Tensor, heads: int) -> None:
-        """Take in keys and values of projected (X, 3 * N * H)."""
+        """Write the keys and values of projected (X, 3 * N * H)."""
         _, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)
         self.buffer[0, self.row_X, :, self.place_X] = k.to(self.buffer.dtype)
         self.buffer[1, self.row_X, :, self.place_X] = v.to(self.buffer.dtype)
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
-        """Causal attention from C more positions of R rows to all before: (..., 3 * N * H) -> (..., N * H)."""
+        """Causal attention of C more positions of R rows: projected (..., 3 * N * H) -> (..., N * H)."""
         assert self.bias is not None
         rows, _, count, seen = self.bias.shape
         qkv_RCE = qkv.view(rows, count, -1)
         self.write(qkv_RCE, heads)
         kept = self.buffer[:, :, :, :seen]
-        # Rows ascend, so as many as there are in the buffer are all of them.
+        # Rows ascend, so B of them are all.
         k, v = kept if rows == self.buffer.shape[1] else kept.index_select(1, self.row_X.squeeze(1))
         y_RNCH = attend(split_qkv(qkv_RCE, heads)[0], k, v, self.bias, False, dropout, recompute, sinks_N)
         return merge_heads(y_RNCH).view(*qkv.shape[:-1], -1)
 
 
 class RowCaches:
-    """Keys and values (layers, 2, B, N, S, H) of a stack, and how many positions each row has of them.
+    """KV caches of a stack, (layers, 2, B, N, S, H), whose rows have lengths of their own.
 
     Also the last inputs (B, layers, N, D) of its short convolutions, if it has any.
 
     Args:
-        stack: the layers.
-        rows: B.
-        capacity: positions to allocate; the buffers double when a row is full.
-        like: a tensor of the wanted type and device.
+        stack: the layers
+        rows: B
+        capacity: positions to allocate; the buffers double when a row is full
+        like: a tensor of the wanted type and device
     """
 
     def __init__(self, stack: TransformerStack, rows: int, capacity: int, like: Tensor) -> None:
         attention = next(iter(stack.layers)).attention
         shape = (len(stack.layers), 2, rows, attention.heads, max(capacity, 1), attention.head_dim)
-        # Zeros: where a bias hides a position, what is there has to be finite.
+        # Zeros, since what a bias hides must be finite.
         self.buffers = like.new_zeros(shape)
         self.lengths_B = torch.zeros(rows, dtype=torch.long, device=like.device)
         self.inputs_BLND = like.new_zeros(rows, len(stack.layers), stack.config.short_conv, stack.config.dim)
@@ -139,7 +138,7 @@ class RowCaches:
         self.inputs_BLND = self.inputs_BLND.index_select(0, order)
 
     def extend(self, row_R: Tensor, counts_R: Tensor, most: int) -> list[RowCache]:
-        """What each layer attends to when some rows get so many more positions, padded to ``most``."""
+        """The caches of all layers, for ``counts_R`` more positions of rows ``row_R``, padded to ``most``."""
         place_RC = self.lengths_B[row_R].unsqueeze(1) + torch.arange(most, device=row_R.device)
         seen = int(place_RC.max()) + 1
         self.reserve(seen)
@@ -157,17 +156,17 @@ class RowCaches:
 
 
 class ChunkCaches:
-    """What a transformer decoder knows of the chunk that every row is in.
+    """State of a transformer decoder in the unfinished chunk of every row.
 
     Args:
-        stack: its layers.
-        rows: B.
-        length: tokens in a chunk at most.
-        table_VU: the projected embedding of every symbol; weights do not change meanwhile.
+        stack: its layers
+        rows: B
+        length: the longest chunk in tokens
+        table_VU: the projected embeddings of all symbols, which stay as they are
 
     Attributes:
-        context_BU: the projected main output of each row.
-        layers: keys and values.
+        context_BU: the projected main output of each row
+        layers: KV caches
     """
 
     def __init__(self, stack: TransformerStack, rows: int, length: int, table_VU: Tensor) -> None:
@@ -176,13 +175,13 @@ class ChunkCaches:
         self.layers = RowCaches(stack, rows, length, table_VU)
 
     def begin(self, rows_R: Tensor, context_RU: Tensor) -> None:
-        """Let some rows begin a chunk, with a new context."""
+        """Begin a chunk in some rows, with a new context."""
         self.context_BU = self.context_BU.index_copy(0, rows_R, context_RU)
         self.layers.lengths_B = self.layers.lengths_B.index_fill(0, rows_R, 0)
         self.layers.inputs_BLND = self.layers.inputs_BLND.index_fill(0, rows_R, 0.0)
 
     def unfinished(self, steps: RaggedSteps, at_Q: Tensor) -> list[Rectangles]:
-        """How each layer joins whole texts, whose last chunks it takes in; ``at_Q`` is where each step lies."""
+        """How each layer attends within whole texts, keeping their last chunks; step q lies at row ``at_Q[q]``."""
         kept_B = steps.kept_B
         assert kept_B is not None
         self.layers.lengths_B = steps.lengths_W[kept_B]
@@ -202,7 +201,7 @@ class ChunkCaches:
 
 
 class HAEDState(State):
-    """What main model and chunk decoder know of every row, and the chunk that it is in."""
+    """The states of main model and chunk decoder, and the unfinished chunk of every row."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""From tokens to chunks, and from a chunk by itself to one vector.
+"""Segmentation of texts into chunks, and encoders that make one vector of a chunk.
 
-Where a chunk ends is a function of the tokens read so far and of nothing else.
+Where a chunk ends depends on the tokens up to there alone.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from fairseq_ms.core.ops.plain import table
 
 @dataclass(frozen=True)
 class ChunkTable:
-    """The finished chunks of a batch, and for every token the chunk whose tokens it helps to predict.
+    """The finished chunks of a batch, and for every token the chunk that it helps to predict.
 
     A *source* chunk is a run of tokens up to and including the one that ends it; an unfinished last run is none. The
-    main model reads source chunks 0..c of a row and its output c decodes the chunk after them: the *outputs* at
-    positions from the end of chunk c to just before the end of chunk c + 1. Every valid position therefore belongs to
-    exactly one decoded chunk, and there are as many decoded chunks as source chunks.
+    main model reads source chunks 0..c of a row, and its output c decodes the chunk after them: the positions from the
+    end of chunk c to just before the end of chunk c + 1. So every valid position belongs to exactly one decoded chunk,
+    and there are as many decoded chunks as source chunks.
 
-    For one ``more`` token of every row, source chunks are those that it ends, if any, and there is a decoded chunk a
-    row.
+    With ``more``, there is one more token in every row: source chunks are those that it ends, and every row has one
+    decoded chunk.
 
     Attributes:
-        tokens_WL: the W source chunks of the batch, row by row, padded with ``pad``; L is the greatest chunk length.
-        row_W: the row of each of them.
-        index_W: its place among the source chunks of its row, from 0.
-        counts_R: the number of source chunks of each row that has any; they add up to W.
-        position_Q: flat index b * T + t of each of the Q valid positions, in reading order.
-        decoded_Q: which of the decoded chunks the output at that position belongs to.
-        place_Q: its place in that chunk, from 0.
-        more: whether these are one more token each.
+        tokens_WL: the W source chunks of the batch, row by row, padded; L is the longest possible chunk
+        row_W: the row of each
+        index_W: its place among the source chunks of its row, from 0
+        counts_R: source chunks of each row that has any; they add up to W
+        position_Q: flat index b * T + t of each of the Q valid positions, in reading order
+        decoded_Q: the decoded chunk of that position
+        place_Q: its place in that chunk, from 0
+        more: whether this is one more token of every row
     """
 
     tokens_WL: Tensor
@@ -51,12 +51,12 @@ class ChunkTable:
 
     @property
     def row_R(self) -> Tensor:
-        """The rows that have any."""
+        """The rows with source chunks."""
         return self.row_W if self.more else self.row_W[self.counts_R.cumsum(0) - 1]
 
     @classmethod
     def of(cls, tokens_BT: Tensor, ends_BT: Tensor, valid_BT: Tensor, pad: int, max_length: int) -> ChunkTable:
-        """Tabulate (B, T) tokens, of each row the first ones valid, whose chunks end where ``ends_BT`` is True."""
+        """The table of tokens (B, T) whose chunks end where ``ends_BT`` is True; valid ones come first in each row."""
         ends_BT = ends_BT & valid_BT
         finished_BT = ends_BT.cumsum(dim=1)
         counts_B = finished_BT[:, -1]
@@ -81,7 +81,7 @@ class ChunkTable:
         return cls(tokens_WL, row_W, index_W, counts_B, position_Q, decoded_Q, place_Q)
 
     def to_rows(self, x_WD: Tensor) -> Tensor:
-        """Lay one vector per chunk out by row, (W, D) to (R, C, D), zero after a row's last chunk."""
+        """One vector a chunk, by rows with padding of zeros: (W, D) -> (R, C, D)."""
         rows, most = self.counts_R.numel(), 1 if self.more else int(self.counts_R.max())
         if x_WD.shape[0] == rows * most:
             return x_WD.view(rows, most, -1)
@@ -89,7 +89,7 @@ class ChunkTable:
         return x_RCD.flatten(0, 1).index_copy(0, self._flat_index(most), x_WD).view(rows, most, -1)
 
     def from_rows(self, x_RCD: Tensor) -> Tensor:
-        """Undo ``to_rows``: (R, C, D) to (W, D)."""
+        """The inverse of ``to_rows``: (R, C, D) -> (W, D)."""
         x_ZD = x_RCD.flatten(0, 1)
         if x_ZD.shape[0] == self.tokens_WL.shape[0]:
             return x_ZD
@@ -99,12 +99,12 @@ class ChunkTable:
         return self.row_W * most + self.index_W
 
     def in_rows(self) -> RaggedSteps:
-        """A step for each source chunk, in the sequence that is its row."""
+        """The source chunks as steps, whose sequences are rows."""
         chunk_W = torch.arange(self.row_W.numel(), device=self.row_W.device)
         return RaggedSteps(chunk_W, self.row_W, self.index_W, chunk_W, chunk_W.numel(), more=self.more)
 
     def in_chunks(self, tokens_BT: Tensor) -> RaggedSteps:
-        """A step for each token, in the sequence that is the chunk it helps to predict."""
+        """The tokens as steps, whose sequences are decoded chunks."""
         symbol_Q, kept_B = tokens_BT.flatten(), None
         if not self.more:
             symbol_Q, kept_B = symbol_Q.index_select(0, self.position_Q), self.counts_R.cumsum(0) - 1
@@ -113,19 +113,20 @@ class ChunkTable:
         )
 
     def begun(self, x_WD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows R that are now in a chunk after one of these, and what the last one in each of them has, (R, D)."""
+        """The rows R that begin a chunk after these, and of each the vector of its last source chunk, (R, D)."""
         if self.more:
             return self.row_W, x_WD
         return self.row_R, x_WD.index_select(0, self.counts_R.cumsum(0) - 1)
 
 
 class Unfinished:
-    """The chunk that every row of a batch is in.
+    """The unfinished chunk of every row.
 
     Attributes:
-        tokens_BL: its tokens so far, padded.
-        place_B: how many these are; -1 before the first token of all.
-        counts_B: how many chunks have ended before.
+        tokens_BL: its tokens so far, padded
+        place_B: their number; -1 before the first token of a text
+        counts_B: the chunks before it
+        fresh: whether nothing has been read
     """
 
     def __init__(self, rows: int, length: int, pad: int, device: torch.device) -> None:
@@ -141,11 +142,11 @@ class Unfinished:
 
 
 class Segmentation(nn.Module):
-    """Split a token stream into chunks that end causally (HAED, Section 4 and Appendix A).
+    """Splits texts into chunks that end causally (HAED, Section 4 and Appendix A).
 
-    ``words`` ends a chunk after a separator symbol or after L tokens, ``fixed`` after every L tokens. The first token
-    of a sequence is a chunk by itself: it is what is known before anything is predicted, so the chunks after it are
-    chunks of *predicted* tokens and, with pixels, fall on whole pixels.
+    "words" ends a chunk after a separator or after L tokens, "fixed" after every L tokens. A text's first token is a
+    chunk by itself, since nothing predicts it: later chunks then consist of predicted tokens and, with pixels, are
+    whole pixels.
 
     Raises ValueError for a kind and separators that do not go together.
     """
@@ -168,9 +169,9 @@ class Segmentation(nn.Module):
     def forward(
         self, tokens_BT: Tensor, unfinished: Unfinished | None = None, skip_padding: bool = False
     ) -> ChunkTable:
-        """The chunks of a batch of tokens: of whole texts, or what one more token each adds to ``unfinished`` ones.
+        """The chunks of whole texts (B, T), or of one more token (B, 1) in each row of ``unfinished``.
 
-        Padding is a symbol like the others; with ``skip_padding``, what is after a row's last token is in no chunk.
+        Padding is a symbol like others, but with ``skip_padding`` the padding at a row's end is in no chunk.
         """
         if unfinished is not None and not unfinished.fresh:
             return self._one_more(tokens_BT, unfinished)
@@ -199,42 +200,34 @@ class Segmentation(nn.Module):
         return ChunkTable(tokens_WL, row_W, index_W, one_W, row_B, row_B, unfinished.place_B, True)
 
     def is_separator(self, tokens: Tensor) -> Tensor:
-        """True where a token ends a word, whatever the shape."""
+        """True where a token is a separator, for any shape."""
         found = torch.zeros_like(tokens, dtype=torch.bool)
         for symbol in self.separators:
             found |= tokens == symbol
         return found
 
     def ends(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor:
-        """True where a token is the last of its chunk; (B, T) tokens to (B, T) booleans.
-
-        Positions that are not valid, at the end of a row, end nothing. What ends at position t depends on positions up
-        to t only.
-        """
+        """True where a valid token is the last of its chunk, (B, T), which depends on tokens up to it alone."""
         index_BT = torch.arange(tokens_BT.size(1), device=tokens_BT.device).expand_as(tokens_BT)
         separator_BT = self.is_separator(tokens_BT) & valid_BT
-        # A separator restarts the count and so does reaching the greatest length: within the run after a separator the
-        # chunks are as long as they may be, and the place of a token is its distance to the separator, modulo that. The
-        # first token is at distance 0 of where counting starts, and so ends its chunk.
+        # After a separator, chunks are as long as they may be until the next one: a chunk ends where the distance from
+        # the separator is a multiple of that length. The first token, at distance 0, ends a chunk as well.
         last_BT = torch.where(separator_BT, index_BT, torch.zeros_like(index_BT)).cummax(dim=1).values
         before_BT = torch.cat([last_BT[:, :1], last_BT[:, :-1]], dim=1)
         full_BT = (index_BT - before_BT) % self.max_length == 0
         return separator_BT | (full_BT & valid_BT)
 
     def advance(self, place_B: Tensor, token_B: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of ``ends``: from a token and its place in its chunk to whether it ends it and the next place.
-
-        A negative place marks the first token of a sequence.
-        """
+        """Whether tokens (B,) at these places of their chunks end them, and the next places; -1 begins a text."""
         ends_B = self.is_separator(token_B) | (place_B < 0) | (place_B == self.max_length - 1)
         return ends_B, torch.where(ends_B, torch.zeros_like(place_B), place_B + 1)
 
 
 class ChunkEncoder(nn.Module, ABC):
-    """Encode chunks of up to L tokens into E numbers each (HAED, Section 3.1, equation 1, and Appendix A).
+    """Encodes chunks of up to L tokens into E numbers each (HAED, Section 3.1, equation 1, and Appendix A).
 
-    Equal chunks have equal encodings, so a batch is encoded once per *different* chunk. An encoding with more units
-    than E keeps the first E of them, one with fewer is filled up with zeros, as in the paper.
+    Equal chunks are encoded once. Of more units than E, the first E are the encoding; fewer are padded with zeros, as
+    in the paper.
     """
 
     def __init__(self, config: HAEDConfig) -> None:
@@ -243,25 +236,25 @@ class ChunkEncoder(nn.Module, ABC):
         self.embed = nn.Embedding(config.symbols, config.token_dim, padding_idx=config.pad)
 
     def forward(self, tokens_WL: Tensor) -> Tensor:
-        """(W, L) tokens, padded on the right, to (W, E) encodings."""
+        """Chunks (W, L), padded on the right -> encodings (W, E)."""
         if tokens_WL.shape[0] == 1:
             return self.encode(tokens_WL)
         distinct_YL, which_W, _ = unique_chunks(tokens_WL)
         return self.encode(distinct_YL).index_select(0, which_W)
 
     def encode(self, tokens_YL: Tensor) -> Tensor:
-        """As ``forward``, without looking for repeated chunks."""
+        """As ``forward``, without a search for equal chunks."""
         units_YE = self.units(tokens_YL)
         missing = self.out_dim - units_YE.shape[1]
         return F.pad(units_YE, (0, missing)) if missing >= 0 else units_YE[:, : self.out_dim]
 
     @abstractmethod
     def units(self, tokens_YL: Tensor) -> Tensor:
-        """(Y, L) tokens to one vector each, as wide as the encoder has units."""
+        """Chunks (Y, L) -> one vector of the encoder's units for each."""
 
 
 class MLPEncoder(ChunkEncoder):
-    """The L embeddings in a row, then two layers with ReLU."""
+    """Two layers with ReLU over the L embeddings side by side."""
 
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__(config)
@@ -291,16 +284,12 @@ class LSTMEncoder(ChunkEncoder):
 
 
 def before_padding(tokens_BT: Tensor, pad: int) -> Tensor:
-    """True up to the last token of a row that is no padding, and at the first; whatever precedes it is read."""
+    """True up to the last token of each row that is not padding, and at its first token: (B, T)."""
     inside_BT = (tokens_BT != pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
     inside_BT[:, 0] = True
     return inside_BT
 
 
 def unique_chunks(tokens_WL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The different chunks among W padded ones: (Y, L) tokens, (W,) the index of each chunk among them, (Y,) counts.
-
-    A chunk is encoded without its context, so equal chunks have equal encodings and one computation serves them all.
-    The different chunks are in lexicographic order.
-    """
+    """The different chunks (Y, L) among W in lexicographic order, the index of each (W,), and counts (Y,)."""
     return torch.unique(tokens_WL, dim=0, return_inverse=True, return_counts=True)

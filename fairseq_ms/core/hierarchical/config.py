@@ -14,23 +14,22 @@ class HAEDConfig(LayerConfig):
     Attributes:
         vocab_size: symbols V
         padding_idx: the symbol that is no token of a text; one more than V if not given
-        max_positions: the longest text in tokens; nothing limits texts whose chunks have no learned positions
+        max_positions: the longest text in tokens, where chunks have learned positions; else there is no limit
         segmentation: "words" ends a chunk after a separator and at ``max_segment_len``, "fixed" at that length only
-        max_segment_len: tokens in a chunk at most
-        separators: the symbols that end a word, at least one for "words" and none for "fixed"
+        max_segment_len: the longest chunk in tokens
+        separators: symbols that end a word, at least one for "words" and none for "fixed"
         encoder: "mlp" or "lstm"
         main: "transformer" or "lstm"
         decoder: "lstm" or "transformer"
         token_dim: width of token embeddings
-        encoder_units: of the encoder, 256 ("mlp") or 1024 ("lstm") if not given
-        position_dim: width of the position embedding of chunks, beside their encodings in the ``dim`` that the main
-            model reads; 100 (transformer with learned positions) or 0 if not given
-        layers: of a transformer main
-        main_units: of an LSTM main
-        decoder_units: hidden units of an LSTM decoder, width of a transformer
-        local_layers, local_heads, local_ffn_dim: of a transformer decoder; four times its width if not given
-        init_std: standard deviation of the normal distribution that weights start from; if not given, 0.02 in
-            transformers, elsewhere torch's own start
+        encoder_units: units of the encoder, 256 ("mlp") or 1024 ("lstm") if not given
+        position_dim: width of a chunk's position embedding, concatenated with its encoding to ``dim``; if not given,
+            100 for a transformer main with learned positions, else 0
+        layers: layers of a transformer main
+        main_units: units of an LSTM main
+        decoder_units: units of an LSTM decoder, width of a transformer decoder
+        local_layers, local_heads, local_ffn_dim: sizes of a transformer decoder; 4 * decoder_units if not given
+        init_std: standard deviation that weights start from; if not given, 0.02 in transformers, elsewhere as in torch
     """
 
     vocab_size: int
@@ -64,18 +63,18 @@ class HAEDConfig(LayerConfig):
 
     @property
     def width_of_positions(self) -> int:
-        """Of the position embedding of chunks."""
+        """Width of the position embedding of chunks."""
         default = 100 if self.main == "transformer" and self.positions == "learned" else 0
         return default if self.position_dim is None else self.position_dim
 
     @property
     def width_of_encodings(self) -> int:
-        """E: what the positions leave of ``dim``."""
+        """E: the rest of ``dim``."""
         return self.dim - self.width_of_positions
 
     @property
     def longest_text(self) -> int | None:
-        """In tokens; None for no limit, which is so where no positions are learned."""
+        """In tokens; None without a limit."""
         return self.max_positions if self.width_of_positions else None
 
     @property
@@ -85,17 +84,17 @@ class HAEDConfig(LayerConfig):
 
     @property
     def symbols(self) -> int:
-        """How many symbols are embedded, padding among them."""
+        """Symbols that are embedded, padding included."""
         return max(self.vocab_size, self.pad + 1)
 
     def chunks_of(self, length: int) -> int:
-        """Chunks in a text of so many tokens, at most: the first is one by itself, and a word may be a single token."""
+        """The most chunks of a text of so many tokens; its first token is one, and a word may be a single token."""
         return 1 + (length if self.segmentation == "words" else -(-length // self.max_segment_len))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HREDConfig(HAEDConfig):
-    """Sizes of an ``HRED``: LSTMs for encoder and main."""
+    """Sizes of an ``HRED``: encoder and main model are LSTMs."""
 
     encoder: str = "lstm"
     main: str = "lstm"

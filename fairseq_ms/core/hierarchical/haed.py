@@ -5,9 +5,9 @@
     main          m0      m1        m2                      equation 2: m(c) has read the chunks 0 .. c
     decoder      the_    cat_      sat_                     equation 3: m(c) helps to predict chunk c + 1
 
-Where a chunk ends is a function of its tokens, so this is an autoregressive language model over the tokens like any
-other, and its probabilities sum to 1 (HAED, Section 3.1). The decoder reads the token before the one it predicts, at a
-chunk's beginning the last one of the chunk before.
+Where a chunk ends depends on its tokens alone, so this is an ordinary autoregressive language model over the tokens,
+whose probabilities sum to 1 (HAED, Section 3.1). The decoder reads the token before the one it predicts, at a chunk's
+beginning the last token of the chunk before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fairseq_ms.core.ops.recompute import Dropout
 
 
 class MainModel(nn.Module):
-    """What main models share: they read an encoding with its position, after dropout."""
+    """What main models share: encodings with position embeddings and dropout."""
 
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class MainModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the positions; encoders, stacks and LSTMs draw their own."""
+        """Draw the position embedding."""
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
 
     def embed(self, e_WE: Tensor, index_W: Tensor) -> Tensor:
-        """Encodings (W, E) of the chunks at these places of their sequences, to (W, E + position_dim)."""
+        """Encodings (W, E) of chunks at these places of their rows -> (W, E + position_dim)."""
         if self.positions is not None:
-            # Beside the encoding, not added to it: HAED, Appendix A, Table 2.
+            # Concatenated, not added (HAED, Appendix A, Table 2).
             e_WE = torch.cat([e_WE, self.positions(index_W).to(e_WE.dtype)], dim=1)
         return self.drop(e_WE)
 
@@ -67,7 +67,7 @@ class TransformerMain(MainModel):
         self.stack = TransformerStack(config, config.layers)
 
     def forward(self, e_WE: Tensor, chunks: ChunkTable, past: RowCaches | None = None) -> Tensor:
-        """Encodings (W, E) of all chunks to outputs (W, D)."""
+        """Encodings (W, E) of all chunks -> outputs (W, D)."""
         x_RCD = chunks.to_rows(self.embed(e_WE, chunks.index_W))
         rotation_2RCF = None
         if self.config.positions == "rotary":
@@ -77,15 +77,14 @@ class TransformerMain(MainModel):
         return chunks.from_rows(self.stack(x_RCD, pasts, rotation_2RCF))
 
     def new_state(self, rows: int, chunks: int, device: torch.device | None = None) -> RowCaches:
-        """The state of a batch before any chunk, with room for some."""
+        """An empty state of so many rows, with room for ``chunks``."""
         return RowCaches(self.stack, rows, chunks, next(self.stack.parameters()).new_empty(0, device=device))
 
 
 class LSTMMain(MainModel):
-    """An LSTM over chunks with its input gate capped at 1 - forget gate, projected to D (HAED, Appendix A).
+    """An LSTM over chunks whose input gate is at most 1 - forget gate, with dropout, projected to D (HAED, Appendix A).
 
-    Its inputs are as wide as its outputs: the decoder is then as large as under a transformer. Dropout is also on the
-    hidden states.
+    Inputs have width D as well, so that the decoder is as large as with a transformer main.
     """
 
     def __init__(self, config: HAEDConfig) -> None:
@@ -94,19 +93,19 @@ class LSTMMain(MainModel):
         self.out = nn.Linear(config.main_units, config.dim)
 
     def forward(self, e_WE: Tensor, chunks: ChunkTable, past: LSTMState | None = None) -> Tensor:
-        """Encodings (W, E) of all chunks to outputs (W, D)."""
+        """Encodings (W, E) of all chunks -> outputs (W, D)."""
         hidden_WU = self.lstm(self.embed(e_WE, chunks.index_W), None, chunks.in_rows(), past)
         return self.out(self.drop(hidden_WU))
 
     def new_state(self, rows: int, chunks: int, device: torch.device | None = None) -> LSTMState:
-        """The state of a batch before any chunk."""
+        """An empty state of so many rows."""
         return self.lstm.new_state(rows, next(self.parameters()).new_empty(0, device=device))
 
 
 class LSTMDecoder(nn.Module):
-    """An LSTM over the tokens of a chunk, each next to the main output (HAED, Section 3.1, equation 3).
+    """An LSTM over the tokens of a chunk, each concatenated with the main output, then dropout.
 
-    Dropout is on the hidden states that go to the output layer.
+    HAED, Section 3.1, equation 3.
     """
 
     def __init__(self, config: HAEDConfig) -> None:
@@ -119,7 +118,7 @@ class LSTMDecoder(nn.Module):
     def forward(
         self, tokens_BT: Tensor, main_WD: Tensor | None, chunks: ChunkTable, past: LSTMState | None = None
     ) -> Tensor:
-        """(B, T) tokens and the main output before each of W chunks to (B, T, U)."""
+        """Tokens (B, T) and the main output before each of W chunks -> (B, T, U)."""
         if past is not None and main_WD is not None:
             rows_R, main_RD = chunks.begun(main_WD)
             past.begin(rows_R, self.lstm.project_context(main_RD))
@@ -128,15 +127,15 @@ class LSTMDecoder(nn.Module):
         return self.drop(hidden_ZU.view(*tokens_BT.shape, -1))
 
     def new_state(self, rows: int, device: torch.device | None = None) -> LSTMState:
-        """The state of a batch before any chunk, and the projected embedding of every symbol."""
+        """An empty state of so many rows, with the projected embeddings of all symbols."""
         return self.lstm.new_state_of_table(rows, table(self.embed, self.symbols, device))
 
 
 class TransformerDecoder(nn.Module):
-    """A small causal transformer over the tokens of a chunk, whose main output is added to each of its inputs.
+    """A small causal transformer over the tokens of a chunk, to each of which the main output is added.
 
-    Under a transformer main, this is the shape of MEGABYTE (Yu et al., 2023). Chunks of equal length are one rectangle
-    for attention, and everything else runs over all tokens of the batch as one list: nothing is computed for padding.
+    With a transformer main, that is MEGABYTE's shape (Yu et al., 2023). Attention takes chunks of equal length
+    together, everything else all tokens of the batch as one list: nothing is computed for padding.
     """
 
     def __init__(self, config: HAEDConfig) -> None:
@@ -159,7 +158,7 @@ class TransformerDecoder(nn.Module):
     def forward(
         self, tokens_BT: Tensor, main_WD: Tensor | None, chunks: ChunkTable, past: ChunkCaches | None = None
     ) -> Tensor:
-        """(B, T) tokens and the main output before each of W chunks to (B, T, U)."""
+        """Tokens (B, T) and the main output before each of W chunks -> (B, T, U)."""
         steps = chunks.in_chunks(tokens_BT)
         table_VU = past.table_VU if past is not None else self.table(tokens_BT.device)
         if main_WD is not None:
@@ -178,7 +177,7 @@ class TransformerDecoder(nn.Module):
     def _attending(
         self, steps: RaggedSteps, past: ChunkCaches | None
     ) -> tuple[Tensor, list[Rectangles] | list[RowCache]]:
-        """The order of tokens in which chunks lie one after the other, and how each layer joins them."""
+        """The order of tokens in which chunks lie one after the other, and what each layer attends by."""
         if past is not None and steps.more:
             return steps.sequence_Q, past.layers.extend(steps.sequence_Q, torch.ones_like(steps.sequence_Q), 1)
         at_Q = steps.one_by_one()
@@ -189,16 +188,16 @@ class TransformerDecoder(nn.Module):
         return order_Q, past.unfinished(steps, at_Q)
 
     def table(self, device: torch.device | None) -> Tensor:
-        """The projected embedding of every symbol, (V, U)."""
+        """The projected embeddings of all symbols, (V, U)."""
         return self.project_token(table(self.embed, self.symbols, device))
 
     def new_state(self, rows: int, device: torch.device | None = None) -> ChunkCaches:
-        """The state of a batch before any chunk."""
+        """An empty state of so many rows."""
         return ChunkCaches(self.stack, rows, self.length, self.table(device).detach())
 
 
 def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, TransformerMain | LSTMMain]:
-    """What both phases of training have: segmentation, chunk encoder and main model."""
+    """The parts of both phases of training: segmentation, chunk encoder and main model."""
     c = config
     for name, other in (("encoder", "mlp"), ("main", "transformer"), ("decoder", "transformer")):
         if getattr(c, name) not in ("lstm", other):
@@ -213,7 +212,7 @@ def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, Transform
 
 
 def initialise_chunks(module: nn.Module, std: float | None) -> None:
-    """Draw weights from a normal distribution: those of transformers with 0.02, or all of them with ``std``."""
+    """Draw weights from normal distributions: all with ``std`` or, for None, those of transformers with 0.02."""
     for part in module.modules() if std is None else [module]:
         if std is None and not isinstance(part, TransformerStack):
             continue
@@ -231,7 +230,7 @@ def initialise_chunks(module: nn.Module, std: float | None) -> None:
 
 
 class HAED(CausalModel[HAEDState]):
-    """MLP encoder, transformer main model, LSTM decoder, unless its configuration says otherwise."""
+    """By default an MLP encoder, a transformer main model and an LSTM decoder."""
 
     config: HAEDConfig
     project: nn.Linear
@@ -247,10 +246,10 @@ class HAED(CausalModel[HAEDState]):
 
     def reset_parameters(self) -> None:
         """Draw all weights anew."""
-        # Parts before what holds them, which may draw some of their weights in another way.
+        # Submodules first, since their parents may draw some of their weights in another way.
         for part in reversed(list(self.modules())[1:]):
-            if (own := getattr(part, "reset_parameters", None)) is not None:
-                own()
+            if reset := getattr(part, "reset_parameters", None):
+                reset()
         initialise_chunks(self, self.config.init_std)
 
     def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:
@@ -268,7 +267,7 @@ class HAED(CausalModel[HAEDState]):
         return x_BTU
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Also raises ValueError for a token that is neither a symbol nor padding."""
+        """As ``CausalModel.checked_tokens``; also raises ValueError for tokens that are no symbols."""
         tokens_BT = super().checked_tokens(tokens_BT)
         most, pad = self.config.vocab_size, self.config.padding_idx
         unknown_BT = ((tokens_BT < 0) | (tokens_BT >= most)) & (tokens_BT != pad)
@@ -282,7 +281,7 @@ class HAED(CausalModel[HAEDState]):
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> HAEDState:
         self.check_batch_size(batch_size)
         length = self.segmentation.max_length
-        # A word has about five characters; caches of rows with more chunks grow.
+        # Words have about five characters; for more chunks, caches grow.
         chunks = 1 + capacity // (length if self.segmentation.kind == "fixed" else min(length, 4))
         device = device or next(self.parameters()).device
         unfinished = Unfinished(batch_size, length, self.segmentation.pad, device)
@@ -291,7 +290,6 @@ class HAED(CausalModel[HAEDState]):
 
 
 class HRED(HAED):
-    """LSTMs for encoder, main model and decoder."""
+    """A ``HAED`` whose encoder and main model are LSTMs, too."""
 
-    def __init__(self, config: HREDConfig) -> None:
-        super().__init__(config)
+    config: HREDConfig

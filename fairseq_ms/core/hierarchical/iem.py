@@ -1,7 +1,7 @@
-"""The first phase of HAED and HRED: the implicit embedding matrix (HAED, Section 3.2, equations 4 and 5).
+"""The first phase of training HAED and HRED: the implicit embedding matrix (HAED, Section 3.2, equations 4 and 5).
 
-Encoder and main model are trained without a decoder: which chunk comes next, among given candidates? A chunk's
-encoding stands for its row of an embedding matrix that could never be written out.
+Encoder and main model learn to tell the next chunk from other candidates, without a decoder. A chunk's encoding is its
+row of an embedding matrix of all chunks, which nobody could store.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from fairseq_ms.core.ops.linear import projection
 
 @dataclass(frozen=True)
 class SampledSoftmax:
-    """What ``sampled_softmax`` finds.
+    """The loss, and how the positives rank.
 
     Attributes:
-        loss: sum over the X positives of -log p, in nats.
-        rank_X: how many of the different candidates score at least as high as the positive: all of them if all
-            encodings are equal.
-        negatives_X: how many negatives each has; every repetition counts, copies of the positive do not.
+        loss: sum over the X positives of -log p, in nats
+        rank_X: different candidates that score at least as high as the positive
+        negatives_X: negatives of each positive; repetitions count
     """
 
     loss: Tensor
@@ -34,19 +33,19 @@ class SampledSoftmax:
 
 
 def sampled_softmax(query_XE: Tensor, positive_X: Tensor, encoding_YE: Tensor, counts_Y: Tensor) -> SampledSoftmax:
-    """-log of each positive's share against all candidates (HAED, Section 3.2, equations 4, 5).
+    """Softmax of each positive among all candidates (HAED, Section 3.2, equations 4 and 5).
 
-    The candidates are Y *different* chunks and how often each occurs: one that occurs n times contributes n exp(score).
-    A copy of the positive is not a negative, so the positive contributes once, however often it occurs.
+    The candidates are Y *different* chunks, of which one that occurs n times contributes n exp(score). The positive
+    contributes once, however often it occurs: copies of it are no negatives.
 
     Args:
-        query_XE: (X, E) projected main outputs.
-        positive_X: (X,) which of the different chunks comes next.
-        encoding_YE: (Y, E) encodings of the different chunks.
-        counts_Y: (Y,) how often each occurs among the candidates; one that never does is ignored.
+        query_XE: main outputs
+        positive_X: the chunk that comes next
+        encoding_YE: encodings of the chunks
+        counts_Y: how often each occurs among the candidates; those with 0 are ignored
     """
     score_XY = query_XE @ encoding_YE.t()
-    # The sum over thousands of candidates is taken in float32 under half precision, too.
+    # At least float32, for the sum over thousands of candidates.
     score_XY = score_XY.to(torch.promote_types(score_XY.dtype, torch.float32))
     positive_X1 = positive_X.unsqueeze(1)
     own_X1 = score_XY.gather(1, positive_X1)
@@ -54,7 +53,6 @@ def sampled_softmax(query_XE: Tensor, positive_X: Tensor, encoding_YE: Tensor, c
         ahead_XY = (score_XY >= own_X1) & (counts_Y > 0)
         rank_X = ahead_XY.scatter_(1, positive_X1, False).sum(dim=1)
         negatives_X = counts_Y.sum() - counts_Y[positive_X]
-    # A candidate counts as often as it occurs, a positive once.
     weighted_XY = (score_XY + counts_Y.to(score_XY.dtype).log()).scatter_(1, positive_X1, own_X1)
     return SampledSoftmax(F.cross_entropy(weighted_XY, positive_X, reduction="sum"), rank_X, negatives_X)
 
@@ -63,9 +61,9 @@ class ImplicitEmbedding(nn.Module):
     """Segmentation, chunk encoder and main model, whose outputs are compared with the encodings of chunks.
 
     Args:
-        config: the sizes of the model of the second phase.
-        projected: compare by a learned projection D -> E instead of equation 4's plain product, for which encodings,
-            E wide, are filled up with zeros: the first E entries of an output count.
+        config: the sizes of the model of the second phase
+        projected: compare by a learned projection D -> E, in place of equation 4's plain product with the first E
+            channels of an output
     """
 
     def __init__(self, config: HAEDConfig, projected: bool) -> None:
@@ -78,17 +76,17 @@ class ImplicitEmbedding(nn.Module):
         """Score each chunk that is predicted against the candidates.
 
         Args:
-            tokens_BT: tokens, padded on the right, the last target included.
-            candidates_AL: the different candidates, padded on the right, those of this batch among them.
-            counts_A: how often each of them occurs.
+            tokens_BT: tokens with the last target, padded on the right
+            candidates_AL: the different candidates, padded on the right, with those of this batch
+            counts_A: how often each occurs
         """
         chunks = self.segmentation(tokens_BT, skip_padding=True)
-        # A chunk is encoded once, whether it is read or a candidate or, as most are, both.
+        # Chunks that are read and candidates are mostly the same: each is encoded once.
         distinct_YL, index, _ = unique_chunks(torch.cat([chunks.tokens_WL, candidates_AL]))
         read_W, candidate_A = index.split([chunks.tokens_WL.shape[0], candidates_AL.shape[0]])
         e_YE = self.encoder.encode(distinct_YL)
         main_WD = self.main(e_YE.index_select(0, read_W), chunks)
-        # The main model's output after a chunk predicts the next one; nothing predicts the first of a row.
+        # The output after a chunk predicts the next one; nothing predicts the first of a row.
         predicted_X = (chunks.index_W > 0).nonzero().squeeze(1)
         main_XD = main_WD.index_select(0, predicted_X - 1)
         query_XE = main_XD[:, : self.encoder.out_dim] if self.query is None else self.query(main_XD)

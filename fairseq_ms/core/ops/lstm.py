@@ -1,4 +1,4 @@
-"""An LSTM over sequences of unequal lengths, without padding, whose repeated inputs are projected once."""
+"""An LSTM over sequences of unequal lengths without padding, which projects repeated inputs once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.a
 
 @dataclass(frozen=True)
 class RaggedSteps:
-    """The Q steps of W sequences of unequal lengths, none of them empty, in any order.
+    """The Q steps, in any order, of W sequences of unequal lengths, none of them empty.
 
     Attributes:
-        symbol_Q: row of the table that each step reads.
-        sequence_Q: the sequence it belongs to, from 0.
-        place_Q: its place in that sequence, from 0.
-        slot_Q: row of the result that is the step's, each at most once.
-        slots: rows Z of the result; those that no step fills are zero.
-        kept_B: the sequences that go on in the rows of a state; None for all.
-        more: whether each is one more step of a row of a state, which ``sequence_Q`` then names.
+        symbol_Q: the row of the table that each step reads
+        sequence_Q: its sequence, from 0
+        place_Q: its place in the sequence, from 0
+        slot_Q: its row in the result; no two share one
+        slots: rows Z of the result, zero where no step writes
+        kept_B: the sequences that go on in the rows of a state; None for all
+        more: whether each is one more step in row ``sequence_Q`` of a state
     """
 
     symbol_Q: Tensor
@@ -47,20 +47,20 @@ class RaggedSteps:
 
     @cached_property
     def order_W(self) -> Tensor:
-        """The sequences by decreasing length, ties in their given order."""
+        """The sequences by decreasing length, in a stable order."""
         return torch.argsort(self.lengths_W, descending=True, stable=True)
 
     @cached_property
     def rectangles(self) -> list[tuple[int, int]]:
-        """(How many sequences have a length, that length), the longest first."""
-        # All later shapes depend on the data, so the host has to know the lengths: one transfer.
+        """(Number of sequences, their length), the longest first."""
+        # One transfer to the host, since all later shapes depend on the lengths.
         counts = torch.bincount(self.lengths_W).tolist()
         assert not counts or counts[0] == 0, "every sequence must have a step"
         return [(count, length) for length, count in reversed([*enumerate(counts)]) if count]
 
     @cached_property
     def batch_sizes(self) -> tuple[int, ...]:
-        """How many sequences have a step s, for every s."""
+        """How many sequences have a step s, for each s."""
         longest = self.rectangles[0][1] if self.rectangles else 0
         return tuple(sum(count for count, length in self.rectangles if length > step) for step in range(longest))
 
@@ -72,16 +72,16 @@ class RaggedSteps:
         return rank_W
 
     def one_by_one(self) -> Tensor:
-        """Row of each step where whole sequences lie one after the other, in ``order_W``."""
+        """The row of each step where sequences lie one after the other, in ``order_W``."""
         sorted_W = self.lengths_W[self.order_W]
         return (sorted_W.cumsum(0) - sorted_W)[self.rank_W[self.sequence_Q]] + self.place_Q
 
     def step_major(self) -> Tensor:
-        """Row of each step where step 0 of all sequences comes first, in ``order_W``, then step 1 and so on."""
+        """The row of each step in step-major order: step 0 of all sequences, in ``order_W``, then step 1 and so on."""
         return self._starts()[self.place_Q] + self.rank_W[self.sequence_Q]
 
     def last(self) -> Tensor:
-        """Row in the step-major layout of the last step of each sequence."""
+        """The step-major row of each sequence's last step."""
         return self._starts()[self.lengths_W - 1] + self.rank_W
 
     def _starts(self) -> Tensor:
@@ -94,9 +94,9 @@ class LSTMState:
     """The state of an LSTM in every row of a batch.
 
     Attributes:
-        hidden_BU, cell_BU: the states, (B, U) each.
-        context_BG: what a context that stays the same adds to the gates of each row, (B, 4U); None for no context.
-        table_RG: the table, projected to the gates, where all steps read one; weights do not change meanwhile.
+        hidden_BU, cell_BU: hidden states and cells
+        context_BG: ``LSTM.project_context`` of each row's context, or None without contexts
+        table_RG: ``LSTM.project_table`` of the table, if all steps read the same one
     """
 
     hidden_BU: Tensor
@@ -105,7 +105,7 @@ class LSTMState:
     table_RG: Tensor | None = None
 
     def begin(self, rows_R: Tensor, context_RG: Tensor) -> None:
-        """Let some rows begin anew, with a new context."""
+        """Begin sequences in some rows, with a new context."""
         assert self.context_BG is not None
         self.context_BG = self.context_BG.index_copy(0, rows_R, context_RG)
         self.hidden_BU, self.cell_BU = (x_BU.index_fill(0, rows_R, 0.0) for x_BU in (self.hidden_BU, self.cell_BU))
@@ -121,13 +121,13 @@ class LSTMState:
 
 
 class CappedLSTM(nn.LSTM):
-    """One layer whose input gate is held at most at 1 - forget gate, which keeps the cell between -1 and 1.
+    """One layer whose input gate is at most 1 - forget gate, so that cells stay within -1 and 1 (HAED, Appendix A).
 
-    HAED, Appendix A. It is called as torch's is, with sequences from their beginning or one more step of each.
+    Called like torch's, with sequences from their beginning or with one more step of each.
     """
 
     def forward(self, x: Any, state: Any = None) -> Any:
-        """A ``PackedSequence``, or (W, 1, I) after a state -> what ``nn.LSTM`` returns of them."""
+        """As ``nn.LSTM`` of a ``PackedSequence``, or of (W, 1, I) after a state."""
         weight_GI, weight_GU, *biases = self.all_weights[0]
         if state is not None:
             (hidden_1WU, cell_1WU), bias_G = state, biases[0] + biases[1]
@@ -143,18 +143,17 @@ class CappedLSTM(nn.LSTM):
 
 
 class LSTM(nn.Module):
-    """One LSTM layer whose input is a row of a table next to a vector that stays the same for a whole sequence.
+    """One LSTM layer whose inputs are rows of a table, each concatenated with a context of the whole sequence.
 
-    The input of step s of sequence w is ``[table[symbol(w, s)], context[w]]``: a decoder's characters beside what the
-    main model says about the chunk. A symbol occurs many times and a context serves a whole chunk, so both are
-    projected to the gates once and the projections are looked up. The naive twins are torch's own ``nn.LSTM`` and, for
-    the capped gate, a loop over steps (``tests/references/hierarchical.py``).
+    Step s of sequence w reads ``[table[symbol(w, s)], context[w]]``: in a decoder, a character and the main output of
+    the chunk. Table and contexts are projected to the gates once, and the projections are looked up. The naive twins
+    are ``nn.LSTM`` and, for the capped gate, a loop over steps (``tests/references/hierarchical.py``).
 
     Args:
-        table_dim: width I of the table.
-        context_dim: width D of the context, 0 for none.
-        units: hidden units U.
-        capped: have the cell of a ``CappedLSTM``.
+        table_dim: width I of the table
+        context_dim: width D of the context, 0 for none
+        units: hidden units U
+        capped: use a ``CappedLSTM``
     """
 
     def __init__(self, table_dim: int, context_dim: int, units: int, capped: bool = False) -> None:
@@ -162,16 +161,16 @@ class LSTM(nn.Module):
         self.units = units
         self.table_dim, self.context_dim = table_dim, context_dim
         self.capped = capped
-        # torch's own module owns the parameters: cuDNN wants them in its layout, and its padded call is the naive twin.
+        # torch's module owns the parameters, since cuDNN wants them in its layout.
         self.cell = (CappedLSTM if capped else nn.LSTM)(table_dim + context_dim, units, batch_first=True)
 
     def forward(
         self, table_RI: Tensor, context_WD: Tensor | None, steps: RaggedSteps, state: LSTMState | None = None
     ) -> Tensor:
-        """Hidden states (Z, U) of all steps; a table (R, I) and one context (W, D) a sequence.
+        """Table (R, I) and one context a sequence (W, D) -> hidden states (Z, U) of all steps.
 
-        Sequences begin at zero. With a state, its rows then go on with those that ``steps`` keeps; where the steps
-        are more of its rows, they continue these, without gradients, and the context is the state's own.
+        Sequences begin at zero, and a state takes in the ends of those that ``steps.kept_B`` names. Steps that are
+        ``more`` continue the rows of the state, with its contexts and without gradients.
         """
         if steps.more:
             assert state is not None
@@ -179,7 +178,7 @@ class LSTM(nn.Module):
         at_Q = steps.step_major()
         symbol_Q, slot_Q = (torch.empty_like(x_Q).index_copy_(0, at_Q, x_Q) for x_Q in (steps.symbol_Q, steps.slot_Q))
         context_WD = None if context_WD is None else context_WD.index_select(0, steps.order_W)
-        called = not plain(self.cell, nn.LSTM, CappedLSTM) or (table_RI.is_cuda and not self.capped)
+        called = not self.is_plain or (table_RI.is_cuda and not self.capped)
         run = self._by_cell if called else self._by_hand
         hidden_QU, last_WU, cell_WU = run(table_RI, symbol_Q, context_WD, steps)
         if state is not None:
@@ -188,45 +187,43 @@ class LSTM(nn.Module):
         # Unlike ``index_copy``, this does not keep the hidden states for backward.
         return hidden_QU.new_zeros(steps.slots, self.units).index_put((slot_Q,), hidden_QU)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether operations on the cell's weights may replace a call of it (``ops.plain``)."""
+        return plain(self.cell, nn.LSTM, CappedLSTM)
+
     def weights(self) -> list[Tensor]:
-        """From the input (4U, I + D), from the hidden state (4U, U), and two biases (4U,): gates i, f, g, o."""
+        """Weights of the input (4U, I + D) and the hidden state (4U, U), and two biases (4U,); gates i, f, g, o."""
         return list(self.cell.all_weights[0])
 
     def project_table(self, table_RI: Tensor) -> Tensor:
-        """What each row of the table adds to the gates, biases included: (R, I) to (R, 4U).
-
-        Table and context stay as they are where the cell is called with them.
-        """
-        if not plain(self.cell, nn.LSTM, CappedLSTM):
+        """The table's part of the gates, with biases, (R, I) -> (R, 4U); the table itself if the cell is not plain."""
+        if not self.is_plain:
             return table_RI
         weight, _, *biases = self.weights()
         return F.linear(table_RI, weight[:, : self.table_dim], biases[0] + biases[1])
 
     def project_context(self, context_WD: Tensor) -> Tensor:
-        """What each context adds to the gates: (W, D) to (W, 4U)."""
-        return (
-            F.linear(context_WD, self.weights()[0][:, self.table_dim :])
-            if plain(self.cell, nn.LSTM, CappedLSTM)
-            else context_WD
-        )
+        """The contexts' part of the gates, (W, D) -> (W, 4U); the contexts themselves if the cell is not plain."""
+        return F.linear(context_WD, self.weights()[0][:, self.table_dim :]) if self.is_plain else context_WD
 
     def new_state(self, rows: int, like: Tensor) -> LSTMState:
-        """The zero state of a number of rows, of the type and on the device of ``like``."""
+        """A state of zeros for so many rows, of the type and on the device of ``like``."""
         return LSTMState(like.new_zeros(rows, self.units), like.new_zeros(rows, self.units))
 
     def new_state_of_table(self, rows: int, table_RI: Tensor) -> LSTMState:
-        """The zero state, with a context, of rows that read the same table at every step."""
+        """A state of zeros, contexts included, for rows that read the same table at every step."""
         state, table_RG = self.new_state(rows, table_RI), self.project_table(table_RI).detach()
-        width = 4 * self.units if plain(self.cell, nn.LSTM, CappedLSTM) else self.context_dim
+        width = 4 * self.units if self.is_plain else self.context_dim
         return replace(state, context_BG=table_RG.new_zeros(rows, width), table_RG=table_RG)
 
     def _one_more(self, table_RI: Tensor, steps: RaggedSteps, state: LSTMState) -> Tensor:
-        """One step of the rows ``steps.sequence_Q``, to their new hidden states (Q, U)."""
+        """One more step of the rows ``steps.sequence_Q``: their new hidden states (Q, U)."""
         rows_Q = steps.sequence_Q
         some = state.at(rows_Q)
         table_RG = self.project_table(table_RI) if state.table_RG is None else state.table_RG
         x_QG = table_RG.index_select(0, steps.symbol_Q)
-        if plain(self.cell, nn.LSTM, CappedLSTM):
+        if self.is_plain:
             gates_QG = x_QG if some.context_BG is None else x_QG + some.context_BG
             gates_QG = gates_QG + F.linear(some.hidden_BU, self.weights()[1])
             hidden_QU, cell_QU = _cell(gates_QG, some.cell_BU, self.capped)
@@ -243,7 +240,7 @@ class LSTM(nn.Module):
     def _by_hand(
         self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: RaggedSteps
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Step-major hidden states (Q, U), and hidden states and cells (W, U) after each sequence.
+        """Step-major hidden states (Q, U), and the last hidden states and cells (W, U) of sequences.
 
         Symbols are step-major, contexts in ``steps.order_W``.
         """
@@ -257,20 +254,20 @@ class LSTM(nn.Module):
     def _by_cell(
         self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: RaggedSteps
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by a call of the cell, which is fused on devices that have one, or wrapped."""
+        """As ``_by_hand``, by a call of the cell: cuDNN's kernel, or a cell with adapters or hooks."""
         x_QI = F.embedding(symbol_Q, table_RI)
         if context_WD is not None:
             x_QI = torch.cat([x_QI, torch.cat([context_WD[:size] for size in steps.batch_sizes])], dim=1)
         x = PackedSequence(x_QI, torch.tensor(steps.batch_sizes, device="cpu"))
         (hidden_QU, *_), states = self.cell(x)
         last_WU, cell_WU = (state_1WU[0].index_select(0, steps.rank_W) for state_1WU in states)
-        # Under autocast cuDNN runs in float16, whichever type that has, and bfloat16 does not mix with it.
+        # Under autocast cuDNN runs in float16, even where autocast is to bfloat16.
         dtype = next(self.cell.parameters(), table_RI).dtype
         return hidden_QU.to(dtype), last_WU.to(dtype), cell_WU.to(dtype)
 
 
 def _cell(gates: Tensor, before: Tensor, capped: bool) -> tuple[Tensor, Tensor]:
-    """One step: hidden states and cells (B, U), from gates (B, 4U), which are activated in place, and cells before."""
+    """One step: gates (B, 4U), activated in place, and cells before -> hidden states and cells (B, U)."""
     i, f, g, o = gates.chunk(4, dim=1)
     gates[:, : 2 * before.shape[1]].sigmoid_()
     g.tanh_()
@@ -307,7 +304,7 @@ class _Recurrence(torch.autograd.Function):
         grad_gates_QG, before_QU = torch.empty_like(gates_QG), torch.empty_like(cell_QU)
         most, units = ctx.sizes[0], weight_GU.shape[1]
         grad_context_WG = gates_QG.new_zeros(most, 4 * units) if ctx.has_context else None
-        # Of a step's states by the step after it; nothing for sequences that end here.
+        # Gradients of a step's states from the step after it; zero for sequences that end here.
         grad_h_WU, grad_c_WU, nothing_WU = gates_QG.new_zeros(3, most, units).unbind(0)
         rows = _rows(ctx.sizes)
         for step, size in reversed([*enumerate(ctx.sizes)]):
@@ -336,6 +333,6 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _rows(sizes: tuple[int, ...]) -> list[slice]:
-    """The rows of every step, in the step-major layout."""
+    """The step-major rows of each step."""
     ends = list(itertools.accumulate(sizes))
     return [slice(end - size, end) for end, size in zip(ends, sizes)]

@@ -1,11 +1,10 @@
 """Attention with relative sinusoidal positions over a segment and the past before it (Dai et al., 2019).
 
-The score of query i for key j is ``(q_i + u) . k_j + (q_i + v) . r_(i-j)``: by content, and by how far the
-key lies back. u and v are shared by all layers; r is a projection of the sinusoid of the distance.
+The score of query i for key j is ``(q_i + u) . k_j + (q_i + v) . r_(i-j)``, by content and by distance; r is a
+projection of the sinusoid of the distance.
 
-The position scores of T queries are one matrix product with the r of all distances, farthest first; row i
-needs that matrix from column T - 1 - i on. With one column more than there are keys, moving every row to
-its place is only another way of reading the same memory::
+The scores by distance of T queries are one matrix product with the r of all distances, farthest first; row i needs that
+matrix from column T - 1 - i on. With one column more than there are keys, shifting the rows is a view::
 
     distances  S-1 ... 1 0 -1            row 0   . . a b c d e          a b c d e
     (T = 3 queries, S = 5 keys)          row 1   . f g h i j .    ->    f g h i j  (later keys are hidden)
@@ -26,7 +25,7 @@ from fairseq_ms.core.ops.recompute import DropoutMasks, autocast_to, drop, remad
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
     """Sinusoids (keys + 1, D) of the distances keys - 1, ..., 1, 0, -1; all sines first, then all cosines.
 
-    The last row is of no distance that a query sees: it makes ``rel_shift`` a view.
+    No query sees the last distance, which makes ``rel_shift`` a view.
     """
     frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
     angles = torch.arange(keys - 1, -2, -1, dtype=torch.float64, device="cpu")[:, None] * frequencies
@@ -35,14 +34,14 @@ def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
 
 
 class Sinusoids:
-    """``sinusoids`` of one dimension, computed once and again only for other keys, another type or another device."""
+    """``sinusoids`` of one dimension, kept for the next call with as many keys, the same type and device."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self.table_PD: Tensor | None = None
 
     def __call__(self, keys: int, like: Tensor) -> Tensor:
-        """Those of ``keys`` keys, (keys + 1, D)."""
+        """``sinusoids`` (keys + 1, D)."""
         table = self.table_PD
         if table is None or (len(table) - 1, table.dtype, table.device) != (keys, like.dtype, like.device):
             # A tensor made in inference mode could not be trained with later.
@@ -52,14 +51,14 @@ class Sinusoids:
 
 
 def rel_shift(scores: Tensor, keys: int) -> Tensor:
-    """Scores (..., T, S + 1) by distance, farthest first, as a view (..., T, S) by key."""
+    """View scores by distance, farthest first, (..., T, S + 1), as scores by key, (..., T, S)."""
     queries = scores.size(-2)
     flat = scores.flatten(-2)
     return flat[..., queries - 1 : queries - 1 + queries * keys].unflatten(-1, (queries, keys))
 
 
 def hide_future(scores: Tensor) -> Tensor:
-    """In place: -inf where a key (..., T, S) comes after its query, the queries being the last T of the keys."""
+    """Mask scores (..., T, S) of later keys in place with -inf; the queries are the last T of the keys."""
     queries, keys = scores.shape[-2:]
     if queries > 1:
         later = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu_(1)
@@ -80,23 +79,20 @@ def relative_attention(
 ) -> Tensor:
     """Attention by content and distance, (B, T, N * H); the queries are the last of the keys.
 
-    With ``recompute``, queries, keys, values, r and the weights are all that is kept for backward. Its naive twin is
+    With ``recompute``, only queries, keys, values, r and the weights are kept for backward. Its naive twin is
     ``tests/references/streaming.py``.
 
     Args:
-        q_BNTH: queries
-        k_BNSH: keys
-        v_BNSH: values
-        r_PNH: projected sinusoids of the distances, farthest first, of at least one key more than there are; with a
-            bias, of the distance of each key, and of one more
-        u_NH: Transformer-XL's u, added to the queries for content
-        v_NH: Transformer-XL's v, added to them for distance
+        q_BNTH, k_BNSH, v_BNSH: queries, keys and values
+        r_PNH: projected sinusoids of the distances, farthest first, for at least one key more than there are; with a
+            bias, for the distance of each key and one more
+        u_NH, v_NH: biases of queries for scores by content and by distance
         dropout: probability of dropping an attention weight
-        bias: added to the scores of one query, (1, 1, 1, S)
-        recompute: False keeps dropout masks and what is added to queries as well
+        bias: added to the scores of a single query, (1, 1, 1, S)
+        recompute: False also keeps dropout masks and queries with their biases
     """
     (batch, heads, queries, width), keys, dtype = q_BNTH.shape, k_BNSH.size(2), q_BNTH.dtype
-    # Heads first, where scores are shifted without a copy; but the batch first for one query, as caches have it.
+    # Heads first, so that scores are shifted without a copy; for one query batch first, as caches are.
     first = (heads, batch) if queries > 1 else (batch, heads)
 
     def flat(x_NB: Tensor) -> Tensor:

@@ -190,9 +190,13 @@ class KeyValueCache:
         if self.before is not None:
             self.before.reorder(order)
 
+    def oldest_length(self) -> int:
+        """The shortest length to which ``truncate`` can go back: a short convolution knows only the last inputs."""
+        return 0 if self.before is None else self.length
+
     def truncate(self, length: int) -> None:
-        """Forget all positions from ``length`` on; raises ``CannotTruncate`` for others, and after a convolution."""
-        least = 0 if self.before is None else self.length
+        """Forget all positions from ``length`` on; raises ``CannotTruncate`` where that is further than it can go."""
+        least = self.oldest_length()
         if not least <= length <= self.length:
             raise CannotTruncate(f"length must be from {least} to {self.length}, which are known: got {length}")
         self.length = length

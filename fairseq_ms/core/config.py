@@ -224,6 +224,8 @@ class ModelConfig(LayerConfig):
         predicted = self.output_vocab_size or self.vocab_size
         if predicted > self.vocab_size:
             raise ValueError(f"output_vocab_size must be at most vocab_size {self.vocab_size}: got {predicted}")
+        if self.padding_idx is not None and self.padding_idx >= self.vocab_size:
+            raise ValueError(f"padding_idx must be a symbol, 0 to {self.vocab_size - 1}: got {self.padding_idx}")
         if wrong := [symbol for symbol in self.unpredicted if not 0 <= symbol < predicted]:
             raise ValueError(f"unpredicted must be symbols, 0 to {predicted - 1}: got {wrong[0]}")
         if self.unpredicted and self.adaptive_softmax is not None:

@@ -208,6 +208,9 @@ class SlidingCache(KeyValueCache):
     def kept(self) -> tuple[Tensor, int]:
         return self.buffer[:, :, :, : self.length - self.first], self.length
 
+    def oldest_length(self) -> int:
+        return max(super().oldest_length(), self.first + self.keep if self.first else 0)
+
 
 class WindowCache:
     """The KV cache of a layer: one a window, and positions that wait to be pooled.

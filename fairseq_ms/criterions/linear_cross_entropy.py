@@ -66,9 +66,11 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
     ) -> tuple[Tensor, Tensor]:
         """The loss, and without label smoothing."""
         if output_matrix(model) is None:
-            return super().compute_loss(model, net_output, sample, reduce)
-        x_QD, weight_VD, target_Q = self._rows(model, net_output, sample)
-        nll_loss = linear_cross_entropy(x_QD, weight_VD, target_Q, self.padding_idx, reduce)
+            loss, nll_loss = super().compute_loss(model, net_output, sample, reduce)
+            # Without smoothing, theirs may be 0 times infinity.
+            return (loss if self.eps else nll_loss), nll_loss
+        x_QD, target_Q, weight_VD, never = self._rows(model, net_output, sample)
+        nll_loss = linear_cross_entropy(x_QD, weight_VD, target_Q, self.padding_idx, reduce, never)
         if self.eps == 0.0:
             return nll_loss, nll_loss
         symbols = weight_VD.size(0)
@@ -82,16 +84,16 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         """How many targets have the largest logit, and how many there are."""
         if output_matrix(model) is None:
             return super().compute_accuracy(model, net_output, sample)
-        x_QD, weight_VD, target_Q = self._rows(model, net_output, sample)
+        x_QD, target_Q, weight_VD, never = self._rows(model, net_output, sample)
         counts = target_Q != self.padding_idx
-        return ((most_probable(x_QD, weight_VD) == target_Q) & counts).sum(), counts.sum()
+        return ((most_probable(x_QD, weight_VD, never) == target_Q) & counts).sum(), counts.sum()
 
     def _rows(
         self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Features (Q, D), matrix (V, D), targets (Q,), without the prefix that is to be ignored."""
-        weight_VD = output_matrix(model)
-        assert weight_VD is not None
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+        """Features (Q, D) and targets (Q,), without the prefix that is to be ignored, and the ``output_matrix``."""
+        matrix = output_matrix(model)
+        assert matrix is not None
         x_BTD, target_BT = net_output[0], model.get_targets(sample, net_output)
         skipped = self.ignore_prefix_size
-        return x_BTD[:, skipped:].flatten(0, 1), weight_VD, target_BT[:, skipped:].flatten()
+        return x_BTD[:, skipped:].flatten(0, 1), target_BT[:, skipped:].flatten(), *matrix

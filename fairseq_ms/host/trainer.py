@@ -415,6 +415,12 @@ def check_criterion(criterion: Any, model: Any, cfg: Any) -> None:
             )
         if not cutoff and isinstance(criterion, AdaptiveLoss):
             raise UsageError(f"--adaptive-softmax-cutoff must be given with --criterion {name}: got none")
+        never = getattr(cfg.model, "unpredicted_symbols", None)
+        # Smoothing gives every symbol a share, and fairseq's criterion of it adds 0 times infinity where there is none.
+        smooth = isinstance(criterion, LabelSmoothedCrossEntropyCriterion)
+        if never and smooth and (criterion.eps or not isinstance(criterion, LinearCrossEntropyCriterion)):
+            rule = "--criterion must be cross_entropy, or linear_cross_entropy without --label-smoothing"
+            raise UsageError(f"{rule}, with --unpredicted-symbols {never}: got {name} with {criterion.eps}")
     if isinstance(criterion, LinearCrossEntropyCriterion):
         criterion.check(model)
 

@@ -7,8 +7,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
-from fairseq_ms.core.ops.linear import TiedOutput
-from fairseq_ms.core.ops.plain import plain
+from fairseq_ms.core.ops.linear_cross_entropy import matrix_of
 from fairseq_ms.lm.base import Decoder
 
 # The attribute of a decoder that projects, by the method whose output it alone is: subclasses may do more there.
@@ -35,12 +34,10 @@ def output_projection(model: Any) -> nn.Module | None:
     return None if getattr(projection, "bias", None) is not None else projection
 
 
-def output_matrix(model: Any) -> Tensor | None:
-    """The weight (V, D) of ``F.linear(features, weight)``; None if a module that wraps it has to be called."""
+def output_matrix(model: Any) -> tuple[Tensor, tuple[int, ...]] | None:
+    """``matrix_of`` the output projection; None if there is none, and if it has to be called."""
     projection = output_projection(model)
-    if projection is None or not plain(projection, nn.Linear, TiedOutput):
-        return None
-    return projection.weight  # type: ignore[return-value]
+    return None if projection is None else matrix_of(projection)
 
 
 def without_output_matrix(model: Any) -> str | None:

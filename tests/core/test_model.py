@@ -13,9 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from fairseq_ms import core
+from fairseq_ms.core.ops.linear import SomeSymbols
 from fairseq_ms.core.sampling import draw
 from fairseq_ms.core.streaming import StreamingModel
 from tests.helpers.cli import ROOT
+from tests.helpers.gradients import gradients
 from tests.helpers.operations import Operations
 
 # A name and what follows a comma: windows of another kind.
@@ -77,8 +79,11 @@ def test_a_text_in_any_pieces_has_the_logits_of_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_symbols_that_are_never_predicted_take_no_probability_from_others(tied: bool) -> None:
-    model, tokens = build("Vanilla", unpredicted=(0, 3), tie_embeddings=tied), torch.randint(11, (2, 9))
+def test_symbols_that_are_never_predicted_take_no_probability_from_others(
+    tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    still = {"dropout": 0.0, "attention_dropout": 0.0}
+    model, tokens = build("Vanilla", unpredicted=(0, 3), tie_embeddings=tied, **still), torch.randint(11, (2, 9))
     plain, targets = build("Vanilla", tie_embeddings=tied), tokens.masked_fill((tokens == 0) | (tokens == 3), -100)
     plain.load_state_dict({name.replace("project.project", "project"): x for name, x in model.state_dict().items()})
     with torch.no_grad():
@@ -86,10 +91,15 @@ def test_symbols_that_are_never_predicted_take_no_probability_from_others(tied: 
     expected[..., [0, 3]] = -torch.inf
     torch.testing.assert_close(logits.softmax(-1), expected.softmax(-1), rtol=0.0, atol=1e-6)
     assert logits.isfinite().all()
+    of_logits = F.cross_entropy(model(tokens)[0].flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(of_logits, F.cross_entropy(expected.flatten(0, 1), targets.flatten()))
+    wanted = [of_logits, *gradients(of_logits, [*model.parameters()])]
+    # The module would hold all logits at once.
+    monkeypatch.setattr(SomeSymbols, "forward", None)
     loss = model.loss(tokens, targets)
-    torch.testing.assert_close(loss, F.cross_entropy(expected.flatten(0, 1), targets.flatten()), rtol=0.0, atol=1e-6)
-    loss.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    torch.testing.assert_close([loss, *gradients(loss, [*model.parameters()])], wanted, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(model.loss(tokens, targets, state=model.new_state(2)), of_logits)
+    monkeypatch.undo()
     assert not {0, 3} & {
         *model.generate(tokens, 50, generator=torch.Generator().manual_seed(1))[:, 9:].flatten().tolist()
     }
@@ -348,6 +358,13 @@ def test_generation_draws_allowed_symbols_and_stops_when_it_is_told(name: str) -
     assert text.equal(torch.cat([prompt, *columns], dim=1))
     assert text.shape == (2, 25)
     assert set(text[:, 5:].flatten().tolist()) <= {3, 7, 9}
+
+
+def test_a_longer_prompt_of_a_list_is_whole_where_generation_stops_within_it() -> None:
+    model, prompts = build("Vanilla"), [torch.randint(11, (length,)) for length in (2, 9)]
+    short, long = model.generate(prompts, 5, stop=lambda _: True)
+    assert short.shape == (3,)
+    assert long.equal(prompts[1])
 
 
 @pytest.mark.parametrize("name", NAMES)

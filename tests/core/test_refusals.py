@@ -48,6 +48,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Vanilla", {"final_norm": False, "normalize_before": False}, "final_norm must be True in post-LN"),
     ("Vanilla", {"unpredicted": (11,)}, "unpredicted must be symbols, 0 to 10: got 11"),
     ("Vanilla", {"unpredicted": (1,), "adaptive_softmax": Bands((4,))}, "unpredicted must be empty"),
+    ("Vanilla", {"padding_idx": 11}, "padding_idx must be a symbol, 0 to 10: got 11"),
     ("Vanilla", {"dropout": 1.5}, "dropout"),
     ("HAED", {"attention_dropout": -0.1}, "attention_dropout"),
     ("Vanilla", {**UNTIED, "output_vocab_size": 12}, "output_vocab_size must be at most"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ms import core
+from fairseq_ms.core.cache import CannotTruncate
 from fairseq_ms.core.ops import naive
 from fairseq_ms.core.retina import RetinaAttention, SlidingCache
 from fairseq_ms.core.scales import window_turns
@@ -92,6 +93,16 @@ def test_a_retina_of_one_open_window_is_a_vanilla(parts: dict[str, Any]) -> None
     assert [cache.buffer.shape for cache in caches[0]] == [cache.buffer.shape for cache in caches[1]]
 
 
+@pytest.mark.cpu
+def test_under_autocast_blocks_are_pooled_of_the_same_in_training_and_evaluation() -> None:
+    scales = core.Scale(1, far=8), core.Scale(4, near=8, far=None)
+    model, tokens = build("Retina", scales=scales, dropout=0.0, attention_dropout=0.0), torch.randint(11, (2, 33))
+    with torch.autocast("cpu", torch.bfloat16):
+        trained = model(tokens)[0]
+        with torch.no_grad():
+            assert trained.equal(model(tokens)[0])
+
+
 def test_a_sliding_cache_gives_what_it_keeps_before_what_is_new() -> None:
     rng = random.Random(0)
     for keep in (1, 3, 8):
@@ -110,3 +121,22 @@ def test_a_sliding_cache_gives_what_it_keeps_before_what_is_new() -> None:
             cache.reorder(order)
             everything = everything[:, order]
         assert cache.buffer.size(3) == 2 * keep
+
+
+@pytest.mark.parametrize("keep", [1, 3, 8])
+def test_a_sliding_cache_goes_back_as_far_as_it_has_what_is_seen_from_there(keep: int) -> None:
+    rng, everything, back = random.Random(0), torch.randn(2, 2, 3, 60, 4), 0
+    for _ in range(40):
+        cache, length = SlidingCache(2, 3, 4, keep, torch.empty(0)), rng.randint(1, 50)
+        for new in everything[:, :, :, :length].split(rng.randint(1, 9), dim=3):
+            cache.append(*new)
+        end = rng.randint(0, length)
+        if end < cache.oldest_length():
+            with pytest.raises(CannotTruncate, match=f"got {end}$"):
+                cache.truncate(end)
+            continue
+        cache.truncate(end)
+        back += end < length
+        seen = torch.stack(cache.append(*everything[:, :, :, end : end + 5]))
+        assert seen.equal(everything[:, :, :, max(0, end - keep) : end + 5])
+    assert back

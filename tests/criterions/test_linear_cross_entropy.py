@@ -111,6 +111,27 @@ def test_loss_and_gradients_are_those_of_cross_entropy(arch: str, tied: bool) ->
 
 
 @pytest.mark.parametrize("tied", [True, False])
+def test_symbols_that_are_never_predicted_are_so_without_all_logits(tied: bool) -> None:
+    never = f"{WORDS[0]} {WORDS[7]} {WORDS[9]}"
+    model: Any = small("vanilla_lm", tied, unpredicted_symbols=never)
+    sample = batch()
+    for symbol in (7, 9):
+        sample["target"].masked_fill_(sample["target"] == symbol, WORDS.pad())
+    expected = step(model, criterion(CrossEntropyCriterion), sample)
+    ours = criterion(LinearCrossEntropyCriterion, report_accuracy=True)
+    counted = []
+    # The second time, the projection is called.
+    for called in (False, True):
+        if called:
+            model.decoder.core.project.register_forward_hook(lambda *_: None)
+        assert (output_matrix(model) is None) == called
+        found = step(model, ours, sample)
+        assert_same(found, expected)
+        counted.append([found[0][0][2][name] for name in ("n_correct", "total")])
+    assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("arch", ["vanilla_lm", "transformer_xl", "transformer_lm"])
 def test_what_wraps_the_output_is_called_and_trained(arch: str, tied: bool) -> None:
     sample = batch()

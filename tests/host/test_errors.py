@@ -86,6 +86,13 @@ def test_a_refused_training_prints_one_sentence_and_writes_nothing(flags: str, d
         (f"{LINEAR} --arch transformer_lm --adaptive-softmax-cutoff 5,9", f"{MATRIX}Trans.* adaptive_loss trains"),
         (f"{LINEAR} --arch haed --position-embed-dim 4", f"{MATRIX}HAEDLanguageModel"),
         (f"{LINEAR} --arch lightconv_lm --decoder-kernel-size-list [3]", f"{MATRIX}LightConvLanguageModel"),
+        *(
+            (
+                f"{loss} --unpredicted-symbols <s>",
+                "--criterion must be cross_entropy, .* --unpredicted-symbols <s>: got",
+            )
+            for loss in (f"{LINEAR} --label-smoothing 0.1", "--criterion label_smoothed_cross_entropy")
+        ),
         (f"{LINEAR} --find-unused-parameters", "--find-unused-parameters must not be given"),
         ("--criterion bag_of_words", "--criterion bag_of_words needs --arch coarse_lm, .*: got a VanillaLanguageModel"),
         ("--criterion in_batch_sampled_softmax --negative-batches -1", "--negative-batches must be at least 0: got -1"),

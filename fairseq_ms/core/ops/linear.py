@@ -74,11 +74,6 @@ class SomeSymbols(nn.Module):
         super().__init__()
         self.project, self.never = project, tuple(never)
 
-    @property
-    def weight(self) -> Tensor:
-        """That of the projection (V, D)."""
-        return self.project.weight  # type: ignore[return-value]
-
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (..., D) -> logits (..., V)."""
         logits_BTV = self.project(x_BTD)
@@ -100,14 +95,13 @@ class TiedOutput(nn.Module):
         self._embed: list[Any] = [embed]
         self.symbols = self._embed[0].words.num_embeddings
 
-    @property
-    def weight(self) -> Tensor:
-        """The word embedding (V, D)."""
-        return table(self._embed[0].words, self.symbols)
+    def matrix(self, device: torch.device | None = None) -> Tensor:
+        """The word embedding (V, D), computed on ``device`` where it is no plain one."""
+        return table(self._embed[0].words, self.symbols, device)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (B, T, D) -> logits (B, T, V)."""
-        return F.linear(x_BTD, table(self._embed[0].words, self.symbols, x_BTD.device))
+        return F.linear(x_BTD, self.matrix(x_BTD.device))
 
 
 def weights_of(norm: Norm | None) -> list[Tensor]:
@@ -226,7 +220,7 @@ def norm_linear(
     again = recompute and saves() and (conv is None or before is None)
     if not (again and plain(norm, *NORM_KINDS) and plain(conv, ShortConv)):
         normed = x if norm is None else norm(x)
-        normed = normed if conv is None else conv(normed, before)
+        normed = autocasted(normed if conv is None else conv(normed, before))
         return linear(normed), normed
 
     def normalised(x: Tensor, *own_D: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ pass only multiplies these by the gradient of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_ms.core.ops.linear import TiedOutput
+from fairseq_ms.core.ops.linear import SomeSymbols, TiedOutput
 from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import autocast_to, refuse_second_derivatives
 
@@ -30,19 +30,21 @@ _PARTS = 8
 _SCALE_OF_FLOAT16 = 2.0**10
 
 
-def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, padding: int, reduce: bool = True) -> Tensor:
+def linear_cross_entropy(
+    x_QD: Tensor, weight_VD: Tensor, targets: Tensor, padding: int, reduce: bool = True, never: Sequence[int] = ()
+) -> Tensor:
     """-log softmax(x W^T)[target] in nats, 0 where the target is padding: the sum (), or all without ``reduce``.
 
-    Targets are (Q,), or (Q, K) where K of them share a row. In half precision and under autocast the logits are
-    rounded as ``F.linear`` rounds them, and everything after them is computed in float32. The sum goes backward once;
-    without ``reduce``, backward computes the logits again.
+    Targets are (Q,), or (Q, K) where K of them share a row; symbols in ``never`` have no probability. In half precision
+    and under autocast the logits are rounded as ``F.linear`` rounds them, and everything after them is computed in
+    float32. The sum goes backward once; without ``reduce``, backward computes the logits again.
     """
     targets_QK = targets.view(len(targets), -1)
     if reduce and torch.is_grad_enabled() and (x_QD.requires_grad or weight_VD.requires_grad):
-        return _Sum.apply(x_QD, weight_VD, targets_QK, padding)
+        return _Sum.apply(x_QD, weight_VD, targets_QK, padding, never)
 
     def losses(x_RD: Tensor, targets_RK: Tensor) -> Tensor:
-        return _of_logits(F.linear(x_RD, weight_VD), targets_RK, padding)
+        return _of_logits(_logits(x_RD, weight_VD, never), targets_RK, padding)
 
     again = partial(checkpoint, losses, use_reentrant=False, preserve_rng_state=False)
     losses_QK = torch.cat([again(*rows) for rows in _split(weight_VD, x_QD, targets_QK)])
@@ -51,14 +53,28 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, paddi
 
 def cross_entropy_of(x_QD: Tensor, project: nn.Module, targets: Tensor, padding: int, reduce: bool = True) -> Tensor:
     """``linear_cross_entropy`` by the matrix of ``project``, which is called for all logits where it is not plain."""
-    if not plain(project, nn.Linear, TiedOutput):
+    if (matrix := matrix_of(project, x_QD.device)) is None:
         losses_QK = _of_logits(project(x_QD), targets.view(len(targets), -1), padding)
         return losses_QK.sum() if reduce else losses_QK.view_as(targets)
-    weight_VD: Any = project.weight
+    weight_VD, never = matrix
     if (bias_V := getattr(project, "bias", None)) is not None:
         # One more column of the matrix.
         x_QD, weight_VD = F.pad(x_QD, (0, 1), value=1.0), torch.cat([weight_VD, bias_V.unsqueeze(1)], dim=1)
-    return linear_cross_entropy(x_QD, weight_VD, targets, padding, reduce)
+    return linear_cross_entropy(x_QD, weight_VD, targets, padding, reduce, never)
+
+
+def matrix_of(project: nn.Module, device: torch.device | None = None) -> tuple[Tensor, tuple[int, ...]] | None:
+    """The matrix (V, D) of a projection and the symbols that it never predicts; None for one that has to be called.
+
+    Of a tied embedding that is not plain, the matrix is computed on ``device``, by default that of its weights.
+    """
+    inner: Any = project
+    never: tuple[int, ...] = ()
+    if plain(project, SomeSymbols):
+        inner, never = inner.project, inner.never
+    if not plain(inner, nn.Linear, TiedOutput):
+        return None
+    return (inner.matrix(device) if isinstance(inner, TiedOutput) else inner.weight), never
 
 
 def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) -> Tensor:
@@ -77,9 +93,17 @@ def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) 
 
 
 @torch.no_grad()
-def most_probable(x_QD: Tensor, weight_VD: Tensor) -> Tensor:
+def most_probable(x_QD: Tensor, weight_VD: Tensor, never: Sequence[int] = ()) -> Tensor:
     """The symbol with the largest logit in every row, (Q,)."""
-    return torch.cat([F.linear(x_RD, weight_VD).argmax(1) for (x_RD,) in _split(weight_VD, x_QD)])
+    return torch.cat([_logits(x_RD, weight_VD, never).argmax(1) for (x_RD,) in _split(weight_VD, x_QD)])
+
+
+def _logits(x_RD: Tensor, weight_VD: Tensor, never: Sequence[int]) -> Tensor:
+    logits_RV = F.linear(x_RD, weight_VD)
+    if never:
+        places = torch.tensor(never, device=logits_RV.device)
+        logits_RV.index_fill_(1, places, torch.finfo(logits_RV.dtype).min)
+    return logits_RV
 
 
 def _of_logits(logits_RV: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
@@ -94,7 +118,7 @@ class _Sum(torch.autograd.Function):
     """The sum of all losses, and with it the gradients of features and matrix."""
 
     @staticmethod
-    def forward(ctx, x_QD: Tensor, weight_VD: Tensor, targets_QK: Tensor, padding: int) -> Tensor:
+    def forward(ctx, x_QD: Tensor, weight_VD: Tensor, targets_QK: Tensor, padding: int, never: Sequence[int]) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         ctx.types = x_QD.dtype, weight_VD.dtype
         dtype = F.linear(x_QD[:0], weight_VD).dtype  # autocast may choose another one
@@ -106,7 +130,7 @@ class _Sum(torch.autograd.Function):
             grad_weight_VD = torch.zeros_like(weight_VD, dtype=loss.dtype) if needs_weight else None
             pieces = _split(weight_VD, x_QD, targets_QK, x_QD if grad_x_QD is None else grad_x_QD)
             for x_RD, targets_RK, grad_RD in pieces:
-                logits_RV = F.linear(x_RD, weight_VD)
+                logits_RV = _logits(x_RD, weight_VD, never)
                 loss += _differentiate(logits_RV, targets_RK, padding, ctx.scale)
                 if grad_x_QD is not None:
                     torch.mm(logits_RV, weight_VD, out=grad_RD)
@@ -123,7 +147,7 @@ class _Sum(torch.autograd.Function):
             raise RuntimeError("linear_cross_entropy goes backward once: compute the loss again")
         # As large as features and matrix: scaled in place, and freed before the loss is.
         ctx.grad_x = ctx.grad_weight = None
-        return *(_times(one, grad / ctx.scale, dtype) for one, dtype in zip(gradients, ctx.types)), None, None
+        return *(_times(one, grad / ctx.scale, dtype) for one, dtype in zip(gradients, ctx.types)), *[None] * 3
 
 
 def _differentiate(logits_RV: Tensor, targets_RK: Tensor, padding: int, scale: float) -> Tensor:

@@ -63,7 +63,7 @@ def saves() -> bool:
 
 def hookable() -> bool:
     """Whether autograd may be told what to keep: ``torch.func`` refuses it."""
-    return _autograd._saved_tensors_hooks_is_enabled()
+    return torch.compiler.is_compiling() or _autograd._saved_tensors_hooks_is_enabled()
 
 
 def refuse_second_derivatives(name: str) -> None:
@@ -107,10 +107,22 @@ def _keeper() -> Callable[[Tensor], Callable[[], Tensor]]:
 
     def keep(saved: Tensor) -> Callable[[], Tensor]:
         # Detached, since the graph would hold itself by the results that it keeps.
-        kept = saved.detach()
-        return lambda: kept
+        return partial(_unchanged, saved.detach(), _version(saved))
 
     return keep
+
+
+def _version(x: Tensor) -> int:
+    """How often x has been changed in place, which tensors of inference mode do not count."""
+    return 0 if x.is_inference() else x._version
+
+
+def _unchanged(kept: Tensor, version: int) -> Tensor:
+    """Raise RuntimeError, as autograd does, for a tensor that is not what it was in the forward pass."""
+    if _version(kept) != version:
+        change = f"a tensor {(*kept.shape,)} has been modified by an inplace operation"
+        raise RuntimeError(f"{change} since the forward pass, and the backward pass needs it as it was")
+    return kept
 
 
 class _Recipe:
@@ -235,9 +247,9 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
-def checkpointed(layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def checkpointed(layer: Callable[..., Tensor], *inputs: Any, enabled: bool = True) -> Tensor:
     """``layer(*inputs)``; only the inputs are kept, and the layer runs again in backward."""
-    if records():
+    if enabled and records() and hookable():
         return checkpoint(layer, *inputs, use_reentrant=False)
     return layer(*inputs)
 

@@ -100,5 +100,6 @@ def generate(
     check_finite(finite)
     whole = torch.cat(texts, dim=1)
     if isinstance(prompt, list):
-        return [row[: count + n] for row, count in zip(whole, counts)]
+        # Longer prompts are whole also where ``stop`` ended them all.
+        return [torch.cat([row, text[len(row) : len(row) + n]]) for row, text in zip(rows, whole)]
     return whole[0] if prompt.dim() == 1 else whole

@@ -241,6 +241,18 @@ def test_what_is_made_again_has_the_bits_of_what_is_kept(which: str, way: str) -
         assert a.equal(b)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("which", ["layer", "rms, convolution", "dropout"])
+def test_what_is_changed_in_place_before_backward_is_refused_as_torch_does(which: str, inside: bool) -> None:
+    for recompute in (True, False):
+        block, x = feed_forward(recompute, **WHICH[which]), torch.randn(2, 5, 12, requires_grad=True)
+        loss = block(x).sum()
+        with torch.no_grad():
+            (block.norm.weight if inside else x).add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 def test_a_recipe_inside_a_checkpoint_keeps_nothing_alive() -> None:
     block, x = feed_forward(True), torch.randn(2, 64, 12, requires_grad=True)
     with Storages(x, *block.parameters()) as storages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ def run(args: argparse.Namespace) -> None:
     arguments.register()
     from fairseq_ms.errors import UsageError
     from fairseq_ms.importing import fairseq_models, hf_models
+    from fairseq_ms.importing.source import CHECKPOINT
 
     path = Path(args.source)
     if (path / "config.json").is_file():
@@ -40,6 +42,11 @@ def run(args: argparse.Namespace) -> None:
     parameters = sum(parameter.numel() for parameter in ours.parameters())
     dtype = str(next(ours.parameters()).dtype).removeprefix("torch.")
     print(f"{args.out}: {source.arch}, {parameters:,} parameters, {dtype}")
+    out = shlex.quote(str(args.out))
+    if "tokenizer.json" in source.files:
+        print(f"next: fairseq-ms prepare text --input FOLDER --bpe hf_byte_bpe --vocab-from {out} --out DATA")
+    else:
+        print(f"next: fairseq-ms perplexity {shlex.quote(str(args.out / CHECKPOINT))} --data DATA")
 
 
 def finetuning(source: Source, out: Path) -> str:

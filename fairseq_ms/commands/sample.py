@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     # A model may have room for more symbols than its tokenizer knows.
     allowed[len(writer.symbols.symbols) :] = False
     unsettled = _UNSETTLED if writer.pipeline.tokenise == "moses" else 0
-    page = Page(writer.symbols.text_of, EOS, args.stop, unsettled, tokens[1:])
+    page = Page(writer.symbols.text_of, EOS, args.stop, unsettled, tokens[1:], writer.symbols.of_bytes)
     page.show()
 
     def stop(next_B1: torch.Tensor) -> bool:
@@ -133,6 +133,7 @@ class Page:
         stops: what ends a continuation
         unsettled: how many words at the end of a line the next token may change
         prompt: the tokens that it begins with
+        of_bytes: tokens of bytes, which become characters together
 
     Attributes:
         cut: how many characters of the text are in front of a stop string, once there is one
@@ -145,8 +146,10 @@ class Page:
         stops: Sequence[str],
         unsettled: int,
         prompt: Sequence[int],
+        of_bytes: Collection[int] = (),
     ) -> None:
         self.text_of, self.end, self.stops, self.unsettled = text_of, end, stops, unsettled
+        self.of_bytes = of_bytes
         self.before, self.line = "", list[int]()
         self.printed = 0
         self.cut: int | None = None
@@ -182,6 +185,11 @@ class Page:
             # A character of several bytes is complete when all of them are there.
             waiting = len(text) - len(text.rstrip("\ufffd"))
             until -= max(sum(map(len, words)) + len(words), waiting, *map(len, self.stops))
+            settled = self.line
+            while settled and settled[-1] in self.of_bytes:
+                settled = settled[:-1]
+            if len(settled) < len(self.line):
+                until = min(until, len(self.before + self.text_of(settled)))
         if until > self.printed:
             sys.stdout.write(text[self.printed : until])
             sys.stdout.flush()

@@ -159,6 +159,7 @@ class Symbols:
     def __init__(self, lines: Lines, symbols: Sequence[str]) -> None:
         self.lines, self.symbols = lines, symbols
         self.numbers = {symbol: number for number, symbol in enumerate(symbols)}
+        self.of_bytes = {self.numbers[symbol] for symbol in lines.of_bytes if symbol in self.numbers}
 
     def tokens_of(self, text: str) -> list[int]:
         """The tokens of a text, without a first symbol; what the dictionary lacks is the unknown one."""
@@ -181,6 +182,7 @@ class FastSymbols:
             self.tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers has none of its own
             raise ValueError(f"{file.name}: {error}") from error
+        self.of_bytes = set[int]()
         self.symbols = [str(self.tokenizer.id_to_token(number)) for number in range(self.tokenizer.get_vocab_size())]
 
     def tokens_of(self, text: str) -> list[int]:

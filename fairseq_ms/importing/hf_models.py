@@ -19,6 +19,7 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.importing.source import Source
 from fairseq_ms.importing.weights import Names, Stored, Weights, number
 from fairseq_ms.tools import report
+from fairseq_ms_pipeline.files import parsed
 from fairseq_ms_pipeline.indexed import BOS, EOS, SPECIAL
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -229,7 +230,7 @@ def _windows(config: Mapping[str, Any], layers: int) -> str | None:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parsed(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"SOURCE must be a folder of transformers: {file} cannot be read ({error})") from error
     if not isinstance(found, dict):
@@ -243,7 +244,7 @@ def _tensors(folder: Path) -> dict[str, Stored]:
     from safetensors import SafetensorError, safe_open
 
     index = folder / "model.safetensors.index.json"
-    names = sorted({*_json(index).get("weight_map", {}).values()}) if index.is_file() else ["model.safetensors"]
+    names = _shards(index) if index.is_file() else ["model.safetensors"]
     stored: dict[str, Stored] = {}
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
@@ -252,13 +253,22 @@ def _tensors(folder: Path) -> dict[str, Stored]:
         try:
             file = safe_open(folder / name, "pt")
             for key in file.keys():  # noqa: SIM118
+                own = key.removeprefix("model.").removeprefix("transformer.")
+                if own in stored:
+                    raise UsageError(f"SOURCE must have every tensor once: {name} has {key}, which was before it")
                 shape = tuple(file.get_slice(key).get_shape())
-                stored[key.removeprefix("model.").removeprefix("transformer.")] = Stored(
-                    shape, partial(file.get_tensor, key)
-                )
+                stored[own] = Stored(shape, partial(file.get_tensor, key))
         except SafetensorError as error:
             raise UsageError(f"SOURCE must have undamaged safetensors: {folder / name} is not ({error})") from error
     return stored
+
+
+def _shards(index: Path) -> list[str]:
+    found = _json(index).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+        rule = "must have a weight_map of tensors' names to files"
+        raise UsageError(f"SOURCE's {index.name} {rule}: got {'none' if found is None else found}")
+    return sorted({*found.values()})
 
 
 def _tokens(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], int | None, int | None, bool]:
@@ -276,8 +286,8 @@ def _tokens(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], in
     report.require_package("tokenizers", "the tokenizer of SOURCE", "tokenizers")
     from tokenizers import Tokenizer
 
-    text = file.read_text(encoding="utf-8")
     try:
+        text = file.read_text(encoding="utf-8")
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower one
         raise UsageError(f"SOURCE must have a tokenizer.json that tokenizers reads: {file} is not ({error})") from error

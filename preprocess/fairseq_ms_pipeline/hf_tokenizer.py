@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cached_property
 from pathlib import Path
 
@@ -35,6 +36,11 @@ class TokenizerLines(Lines):
     def tokenizer(self) -> Tokenizer:
         """What splits the lines."""
         return load(Path(str(self.codes_file)))
+
+    @cached_property
+    def of_bytes(self) -> set[str]:  # type: ignore[override]
+        names = self.tokenizer.get_vocab()
+        return {str(number) for name, number in names.items() if re.fullmatch("<0x[0-9A-F]{2}>", name)}
 
     def segmented(self, line: str) -> str:
         return " ".join(map(str, self.tokenizer.encode(line, add_special_tokens=False).ids))

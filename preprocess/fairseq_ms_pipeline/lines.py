@@ -6,7 +6,7 @@ end, if any, is a line without an end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from fairseq_ms_pipeline.text import SPACE, byte_symbols, characters, spelled, undone
@@ -21,11 +21,13 @@ class Lines:
         level: ``word``, ``bpe``, ``char`` or ``byte``
         language: of Moses
         codes_file: the operations of BPE
+        of_bytes: symbols of single bytes, of which those side by side are undone together
     """
 
     level = "word"
     language = "en"
     codes_file: str | Path | None = None
+    of_bytes: Collection[str] = ()
 
     def tokenised(self, line: str) -> str:
         """Words, separated by single spaces."""

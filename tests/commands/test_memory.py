@@ -22,6 +22,7 @@ KEEPING_ALL = {"recompute": "none", "activation_dropout": 0.1}
 STEPS = [
     (["vanilla_lm", "--decoder-layers", "2", "--scale-windows", "1x=0:64"], KEEPING_ALL),
     (["retina_lm", "--decoder-layers", "2", "--downsampler", "max"], PLAIN),
+    (["retina_lm", "--decoder-layers", "2", "--kv-heads", "3", "--scale-windows", "1x=0:8,4x=8:64,16x=64:"], PLAIN),
     (["multiscale_topdown", "--scale-layers", "16x=1,4x=1,1x=1", "--downsampler", "conv"], PLAIN),
     (["multiscale_bottomup", "--scale-layers", "16x=1,4x=1,1x=1"], KEEPING_ALL),
     (["coarse_lm", "--scale-layers", "4x=2"], {"checkpoint_activations": True}),
@@ -36,7 +37,7 @@ def configuration(*flags: str) -> Any:
     return untrained.parse(["--arch", *flags, *SIZES, "--tokens-per-sample", "70"])
 
 
-@pytest.mark.parametrize(("flags", "setting"), STEPS, ids=[flags[0] for flags, _ in STEPS])
+@pytest.mark.parametrize(("flags", "setting"), STEPS)
 def test_shapes_alone_tell_byte_for_byte_what_a_step_keeps_of_every_part(flags: list[str], setting: dict[str, Any]):
     cfg = copy.deepcopy(configuration(*flags))
     for name, value in setting.items():
@@ -50,13 +51,18 @@ def test_shapes_alone_tell_byte_for_byte_what_a_step_keeps_of_every_part(flags: 
         assert training_step.step_parts(untrained.build_model(cfg, 50), 3, 70) == measured
 
 
-def test_a_layer_keeps_what_ops_readme_says_of_it():
+@pytest.mark.parametrize("key_heads", [6, 3, 1])
+def test_a_layer_keeps_what_ops_readme_says_of_it(key_heads: int):
     # For every position: the layer's input, queries, keys and values, and what attention gives; the state after
     # attention and the input of GELU; two numbers of each norm.
-    model = untrained.build_model(configuration("vanilla_lm", "--decoder-layers", "3"), 50)
+    flags = "vanilla_lm", "--decoder-layers", "3", "--kv-heads", str(key_heads)
+    model = untrained.build_model(configuration(*flags), 50)
     parts = training_step.step_parts(model, 2, 70)
     unit = 4 * 2 * 70
-    assert parts["stack"]["attention"] == 3 * unit * (5 * 48 + 2)
+    assert parts["stack"]["attention"] == 3 * unit * (3 * 48 + 2 * 8 * key_heads + 2)
+    assert training_step.weight_bytes(model.decoder.core.stack.layers[0].attention.qkv)["weights"] == 4 * (
+        49 * (48 + 2 * 8 * key_heads)
+    )
     assert parts["stack"]["feed-forward"] == 3 * unit * (48 + 192 + 2)
     assert parts["output, loss"]["rest"] == pytest.approx(unit * 50, rel=0.05)
 

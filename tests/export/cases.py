@@ -2,6 +2,7 @@
 
 from tests.helpers import trained
 
+GROUPS = ["--decoder-attention-heads", "4", "--kv-heads", "2"]
 STREAM = ["--decoder-layers", "2", "--mem-len", "5", "--tokens-per-sample", "6"]
 ADAPTIVE = ["--adaptive-input", "--adaptive-input-cutoff", "8,14", "--adaptive-softmax-cutoff", "8,14"]
 ADAPTIVE += ["--adaptive-input-factor", "2", "--adaptive-softmax-factor", "2", "--tie-adaptive-weights"]
@@ -10,7 +11,7 @@ CHUNKS = ["--token-embed-dim", "4", "--decoder-units", "8", "--max-segment-len",
 HAED = ["--decoder-embed-dim", "12", "--position-embed-dim", "4", "--encoder-units", "6", "--init-std", "0.6", *CHUNKS]
 MAIN = ["--decoder-layers", "1", "--decoder-ffn-embed-dim", "9", "--decoder-attention-heads", "2"]
 PLAIN = ["--decoder-layers", "2", "--tokens-per-sample", "40"]
-LOCAL = ["--add-bos-token", "--scale-windows", "1x=0:7", "--share-decoder-input-output-embed"]
+LOCAL = ["--add-bos-token", "--scale-windows", "1x=0:7", "--share-decoder-input-output-embed", "--kv-heads", "1"]
 QL = ["--mem-len", "6", "--tokens-per-sample", "6", "--scale-layers", "1x=1,2x=1", "--output-layers", "1"]
 QL += ["--decoder-normalize-before"]
 PARTS = ["--positions", "rotary", "--norm", "rms", "--activation-fn", "swiglu", "--no-bias"]
@@ -22,7 +23,7 @@ CASES = {
     "vanilla": ["--arch", "vanilla_lm", *WIDE, *PLAIN],
     "window": ["--arch", "vanilla_lm", *WIDE, *PLAIN, *LOCAL],
     "retina": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16"],
-    "byte_bpe": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16"],
+    "byte_bpe": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4*2,2x=4:16*2", *GROUPS],
     "topdown": ["--arch", "multiscale_topdown", *WIDE, *SCALES],
     "parts": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16", *PARTS],
     "bottomup": ["--arch", "multiscale_bottomup", *WIDE, *SCALES],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fairseq_ms import cli
 from fairseq_ms.errors import UsageError
@@ -67,6 +68,11 @@ def test_the_folder_holds_what_the_hub_wants(exported: Path) -> None:
     assert len(config["model"]["separators"]) == 2
     card = (folder / "README.md").read_text()
     assert "license: mit" in card
+    grouped = exported / "window" / "window"
+    assert "| `--kv-heads` | `1` |" in (grouped / "README.md").read_text()
+    assert json.loads((grouped / "config.json").read_text())["model"]["kv_heads"] == 1
+    keys = load_file(grouped / "model.safetensors")["decoder.stack.layers.0.attention.qkv.weight"]
+    assert keys.shape == (16 + 2 * 8, 16)
     assert "Not measured." in card
     files = {file.name for file in folder.iterdir()}
     assert {name for name in files if not name.endswith(".py")} == {

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+VERSIONS = ("transformers-4", "transformers-5")
 SIZES: dict[str, Any] = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}
 WIDE: dict[str, Any] = {"head_dim": 6, "rms_norm_eps": 1e-3}
@@ -35,3 +36,12 @@ GROUPED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_grouped": ("Qwen3", {**SIZES, **WIDE, "num_key_value_heads": 2}),
 }
 LENGTHS = (1, 7, 23)
+# With a tokenizer of the family's own kind, whose tokens they have; those of Llama 2 begin a text with <s>.
+OF_TEXTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama_text": ("Llama", {**SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True}, "byte_fallback"),
+    "mistral_text": ("Mistral", {**SIZES, "sliding_window": 5}, "byte_fallback"),
+    "qwen2_text": ("Qwen2", SIZES, "split"),
+    "gpt2_text": ("GPT2", {**GPT2, "n_positions": 64}, "byte_level"),
+}
+PROMPT = "She said: it's done"
+WRITTEN = 30

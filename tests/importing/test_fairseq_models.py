@@ -235,7 +235,7 @@ def test_a_coarse_head_has_the_rows_that_it_had(data: Path, tmp_path: Path) -> N
 def test_commands_take_it_and_fine_tuning_begins_with_it(data: Path, tmp_path: Path, capsys: Any) -> None:
     source = write(tmp_path / "model.pt", data, "transformer_lm_gpt", *LEARNED)
     path = brought(source, tmp_path / "out", "--scale-windows", "1x=0:8")
-    capsys.readouterr()
+    assert f"next: fairseq-ms perplexity {path} --data DATA" in capsys.readouterr().out
     assert cli.main(["perplexity", str(path), "--data", str(data), "--cpu"]) == 0
     assert "perplexity" in capsys.readouterr().out
     known = yaml.safe_load((path.parent / "finetune.yaml").read_text())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +13,10 @@ from torch import Tensor
 from fairseq_ms import cli, core
 from fairseq_ms.tools import checkpoints
 from tests.helpers import asked
-from tests.helpers.beside import library
-from tests.importing.cases import CASES, GROUPED, LENGTHS
+from tests.importing.cases import CASES, GROUPED, LENGTHS, VERSIONS
 
-VERSIONS = ("transformers-4", "transformers-5")
-MAKING = Path(__file__).with_name("making.py")
 NAMES = [*CASES, *GROUPED]
 WINDOWS = ("mistral", "mistral_grouped", "qwen2_sliding", "qwen3_types")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A folder of models for each version; here, safetensors can be imported from one of them."""
-    folders = {version: tmp_path_factory.mktemp(version) for version in VERSIONS}
-    for version, folder in folders.items():
-        beside = str(library(version, tmp_path_factory.getbasetemp()))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([beside, str(MAKING.parents[2])]), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(MAKING), str(folder)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(version[-1])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, beside])
-        yield folders
 
 
 def brought(source: Path, out: Path, *flags: str) -> core.LanguageModel:
@@ -48,10 +26,14 @@ def brought(source: Path, out: Path, *flags: str) -> core.LanguageModel:
 
 
 def symbols_of(folder: Path) -> Tensor:
-    """The symbol of ours for every token."""
-    ends = json.loads((folder / "config.json").read_text()).get("eos_token_id")
+    """The symbol of ours for every token: that of the end of a line for a newline, or for the end of a text."""
+    config = json.loads((folder / "config.json").read_text())
+    ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) else ends
-    return torch.tensor([2 if token == end else 4 + token for token in range(29)])
+    if (folder / "tokenizer.json").is_file():
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        end = vocabulary.get("<0x0A>", vocabulary.get("\u010a"))
+    return torch.tensor([2 if token == end else 4 + token for token in range(config["vocab_size"])])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -129,6 +111,41 @@ def test_what_has_no_counterpart_is_one_sentence(name, changes, sentence, made, 
     assert not (tmp_path / "out").exists()
 
 
+# Indices of shards.
+HOSTILE = {
+    "{": "model.safetensors.index.json cannot be read",
+    "[" * 100_000: "model.safetensors.index.json cannot be read",
+    "[]": "holds no settings",
+    "{}": "model.safetensors.index.json must have a weight_map of tensors' names to files: got none",
+    '{"weight_map": ["a"]}': "must have a weight_map of tensors' names to files: got ['a']",
+    '{"weight_map": {"wte.weight": 3}}': "must have a weight_map of tensors' names to files: got {'wte.weight': 3}",
+    '{"weight_map": {}}': "must have a weight_map of tensors' names to files: got {}",
+    '{"weight_map": {"wte.weight": "none.safetensors"}}': "none.safetensors is missing",
+    '{"weight_map": {"wte.weight": "/etc/passwd"}}': "/etc/passwd is missing",
+    '{"weight_map": {"wte.weight": ".."}}': ".. is missing",
+}
+
+
+def test_a_tensor_in_two_files_is_refused(made: Any, tmp_path: Path, capsys: Any) -> None:
+    source = made[VERSIONS[-1]] / "gpt2"
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    index = {"weight_map": {"wte.weight": "a.safetensors", "wpe.weight": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    command = ["import", str(tmp_path), str(tmp_path / "out")]
+    asked.assert_refused(command, "SOURCE must have every tensor once: b.safetensors has transformer.h.0", capsys)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(made: Any, tmp_path: Path, capsys: Any) -> None:
+    for file in (made[VERSIONS[-1]] / "gpt2").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for data in (b"{", b"\xff", b"[" * 100_000):
+        (tmp_path / "tokenizer.json").write_bytes(data)
+        command = ["import", str(tmp_path), str(tmp_path / "out")]
+        asked.assert_refused(command, "SOURCE must have a tokenizer.json that tokenizers reads", capsys)
+
+
 def test_files_that_lie_elsewhere_are_missing_or_damaged_are_refused(made: Any, tmp_path: Path, capsys: Any) -> None:
     source = made[VERSIONS[-1]] / "gpt2"
     command = ["import", str(tmp_path), str(tmp_path / "out")]
@@ -138,6 +155,9 @@ def test_files_that_lie_elsewhere_are_missing_or_damaged_are_refused(made: Any, 
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"wte.weight": f"../{source.name}/model.safetensors"}}))
     asked.assert_refused(command, "SOURCE must have its weights in model.safetensors", capsys)
+    for text, sentence in HOSTILE.items():
+        index.write_text(text)
+        asked.assert_refused(command, sentence, capsys)
     index.unlink()
     (tmp_path / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:-9])
     asked.assert_refused(command, "SOURCE must have undamaged safetensors", capsys)

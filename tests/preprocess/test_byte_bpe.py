@@ -142,6 +142,10 @@ def test_lines_have_the_tokens_of_a_tokenizer_json(prepared, tmp_path) -> None:
 METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
 SPLIT = {"type": "Split", "pattern": {"Regex": "\\p{L}+|\\p{N}{1,3}| ?[^\\s]"}, "behavior": "Isolated", "invert": False}
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}
+PREPEND, SPACES = {"type": "Prepend", "prepend": "\u2581"}, {"pattern": {"String": " "}, "content": "\u2581"}
+PIECES = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "w", "0", "1", "\u2581w"]
+BACK = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+DECODERS = [BACK, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
 OTHERS: dict[str, dict[str, object]] = {
     "normalizer": {"normalizer": {"type": "NFC"}},
     "prefix": {"pre_tokenizer": BYTES},
@@ -150,6 +154,25 @@ OTHERS: dict[str, dict[str, object]] = {
         "pre_tokenizer": {"type": "Whitespace"},
         "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "w0": 1, "w1": 2}, "unk_token": "<unk>"},
         "decoder": None,
+        "added_tokens": [],
+        "post_processor": None,
+    },
+    "byte_fallback": {
+        "normalizer": {"type": "Sequence", "normalizers": [PREPEND, {"type": "Replace", **SPACES}]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": DECODERS},
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+        | {"vocab": {name: number for number, name in enumerate(PIECES)}, "merges": [["\u2581", "w"]]},
+        "added_tokens": [],
+        "post_processor": None,
+    },
+    "wordpiece": {
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+        | {"strip_accents": None, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+        | {"max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "w": 1, "##0": 2, "##1": 3, "plain": 4}},
         "added_tokens": [],
         "post_processor": None,
     },

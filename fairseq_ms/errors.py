@@ -67,9 +67,15 @@ _MISTAKES = (
     (r"^Either --max_update or --lr-period-updates", "--max-update must say over how many updates a cosine falls"),
     (
         r"^--sampling-top[kp] requires|^--sampling requires --nbest|^--batch-size cannot be larger than --buffer-size"
-        r"|^Provided Search parameters are mutually exclusive|^min_len cannot be larger than max_len",
+        r"|^Provided Search parameters are mutually exclusive|^min_len cannot be larger than max_len"
+        r"|^DiverseBeamSearch requires --beam|^--temperature must be",
         "flags of generation must fit together",
     ),
+    (
+        r"\(<(unknown|string)>, line \d+\)$|^malformed node or string",
+        "--model-overrides must be a dictionary as Python writes it, such as {'data': 'FOLDER'}",
+    ),
+    (r"^Please install editdistance", "--scoring must be another, or the package editdistance installed"),
     (r"^logits must be finite", "--path must name a checkpoint of finite weights"),
     (r"^AdaptiveLoss is not compatible", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),
 )

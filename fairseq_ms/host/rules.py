@@ -90,6 +90,11 @@ def refuse_rows(original: Callable[..., Any], cfg: Any) -> Any:
         raise UsageError(
             "--sample-break-mode must be eos for fairseq-generate, so that every line is a prompt: got none"
         )
+    if issubclass(task, LanguageModelingTask) and cfg.generation.diverse_beam_groups > 0:
+        raise UsageError(
+            "--diverse-beam-groups must be left out of fairseq-generate, whose search takes a row's number in the data "
+            f"for its place in a batch (fairseq-interactive takes the flag): got {cfg.generation.diverse_beam_groups}"
+        )
     return original(cfg)
 
 
@@ -110,6 +115,8 @@ def build_generator(
     """A task's ``build_generator``; raises UsageError for settings without a meaning for models of this package."""
     if any(is_ours(model) for model in models):
         refuse_idle(args)
+        if (beam := getattr(args, "beam", 1)) < 1:
+            raise UsageError(f"--beam must be at least 1: got {beam}")
     return original(task, models, args, *more, **settings)
 
 

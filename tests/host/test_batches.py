@@ -200,14 +200,25 @@ def test_an_epoch_goes_on_with_the_multiple_that_it_began_with(
         assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
 
 
-@pytest.mark.parametrize(("task", "more"), [*((task, ()) for task in TASKS), (STREAMS, ("--prefix-size", "1"))])
-def test_generating_from_rows_that_are_no_lines_is_refused_before_anything_is_read(
-    task: str, more: tuple[str, ...], folder: Path, tmp_path: Path
+ROWS = "--sample-break-mode must be eos for fairseq-generate"
+GROUPS = ("--sample-break-mode", "eos", "--diverse-beam-groups", "2")
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "sentence"),
+    [
+        *((task, (), ROWS) for task in TASKS),
+        (STREAMS, ("--prefix-size", "1"), ROWS),
+        ("language_modeling", GROUPS, "--diverse-beam-groups must be left out of fairseq-generate"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_before_anything_is_read(
+    task: str, more: tuple[str, ...], sentence: str, folder: Path, tmp_path: Path
 ) -> None:
     """Blocks can be begun anew from a prefix, and streams cannot."""
     command = ["fairseq-generate", folder / "data", "--user-dir", USER_DIR, "--task", task, "--path", "none.pt", *more]
     assert run([*command, "--results-path", tmp_path / "results"], tmp_path / "log") == [1]
     printed = (tmp_path / "log").read_text()
-    assert "error: --sample-break-mode must be eos for fairseq-generate" in printed
+    assert f"error: {sentence}" in printed
     assert "Traceback" not in printed
     assert not (tmp_path / "results").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,7 @@ def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_where_it_is_asked_for(
     assert done.stderr.splitlines()[-1] == "-c: error: --x must be 1: got 2"
 
 
+FIT = "flags of generation must fit together"
 FINITE = "--path must name a checkpoint of finite weights"
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n'
 
@@ -233,10 +235,23 @@ def test_a_prepared_folder_is_told_that_its_data_are_in_bin(tmp_path: Path) -> N
         (RuntimeError("CUDA out of memory."), None),
         (ValueError("logits must be finite"), f"{FINITE} (logits must be finite)"),
         (FileNotFoundError(2, "No such file or directory", "some.py"), None),
+        (
+            SyntaxError("'{' was never closed (<unknown>, line 1)"),
+            "--model-overrides must be a dictionary as Python writes it, such as {'data': 'FOLDER'} "
+            "('{' was never closed (<unknown>, line 1))",
+        ),
+        (SyntaxError("invalid syntax (model.py, line 1)"), None),
+        (AssertionError("--temperature must be greater than 0"), f"{FIT} (--temperature must be greater than 0)"),
     ],
 )
 def test_mistakes_have_a_sentence_and_bugs_have_none(error: Exception, sentence: str | None) -> None:
     assert sentence_of(error) == sentence
+
+
+def test_a_beam_of_no_hypotheses_is_one_sentence() -> None:
+    ours = object.__new__(MODEL_REGISTRY["retina_lm"])
+    with pytest.raises(UsageError, match="--beam must be at least 1: got 0"):
+        rules.build_generator(lambda *given: None, None, [ours], Namespace(beam=0))
 
 
 def test_data_without_rows_are_refused_in_one_sentence() -> None:

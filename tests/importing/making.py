@@ -88,7 +88,7 @@ def make(folder: Path, name: str, kind: str, settings: dict, tokenizer: str = ""
     if name.endswith("bf16"):
         # Rounded buffers are not of the files.
         model = transformers.AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32).eval()
-    found = {}
+    found: dict[Any, dict] = {}
     for length in LENGTHS:
         tokens = torch.randint(29, (2, length), generator=torch.Generator().manual_seed(length))
         output = model(tokens, labels=tokens)
@@ -100,6 +100,7 @@ def make(folder: Path, name: str, kind: str, settings: dict, tokenizer: str = ""
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, given in {**CASES, **GROUPED, **OF_TEXTS}.items():
+    every: dict[str, tuple[Any, ...]] = {**CASES, **GROUPED, **OF_TEXTS}
+    for name, given in every.items():
         make(Path(sys.argv[1]), name, *given)
     print(transformers.__version__)

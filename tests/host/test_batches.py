@@ -200,15 +200,15 @@ def test_an_epoch_goes_on_with_the_multiple_that_it_began_with(
         assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
 
 
-ROWS = "--sample-break-mode must be eos for fairseq-generate"
+NO_ROWS = "--sample-break-mode must be eos for fairseq-generate"
 GROUPS = ("--sample-break-mode", "eos", "--diverse-beam-groups", "2")
 
 
 @pytest.mark.parametrize(
     ("task", "more", "sentence"),
     [
-        *((task, (), ROWS) for task in TASKS),
-        (STREAMS, ("--prefix-size", "1"), ROWS),
+        *((task, (), NO_ROWS) for task in TASKS),
+        (STREAMS, ("--prefix-size", "1"), NO_ROWS),
         ("language_modeling", GROUPS, "--diverse-beam-groups must be left out of fairseq-generate"),
     ],
 )

@@ -65,14 +65,14 @@ def said_by_fairseq(original: Path, data: Path) -> dict[str, Any]:
         cases.append({"tokens": tokens, "log_probs": log_probs})
     prompt = "w3 w1 w4"
     begin = words.bos() if task.args.add_bos_token else words.eos()
-    tokens = [begin, *(words.index(word) for word in prompt.split())]
+    written = [begin, *(words.index(word) for word in prompt.split())]
     for _ in range(10):
-        scores = model(torch.tensor([tokens]))
+        scores = model(torch.tensor([written]))
         last = model.get_normalized_probs(scores, log_probs=True, sample=None)[0, -1]
         last[[words.bos(), words.pad()]] = -torch.inf
-        tokens.append(int(last.argmax()))
-    written = " ".join("\n" if token == words.eos() else words[token] for token in tokens[1:])
-    text = "\n".join(line.strip() for line in written.split("\n"))
+        written.append(int(last.argmax()))
+    symbols = " ".join("\n" if token == words.eos() else words[token] for token in written[1:])
+    text = "\n".join(line.strip() for line in symbols.split("\n"))
     every = torch.arange(len(words))
     return {"symbols": every, "cases": cases, "prompt": prompt, "written": 10, "text": text}
 
@@ -121,7 +121,7 @@ def test_the_commands_take_the_checkpoint_and_the_folder(
     given = ["--bpe", "hf_byte_bpe", "--vocab-from", str(folder / "imported"), "--workers", "1", "--quiet"]
     texts = ["--input", str(tmp_path / "texts"), "--out", str(tmp_path / "data")]
     assert cli.main(["prepare", "text", *texts, *given]) == 0
-    found = []
+    found: list[dict[str, Any]] = []
     for place, data in zip(places, (tmp_path / "data" / "bin", tmp_path / "texts" / "test" / "a.txt"), strict=True):
         numbers = tmp_path / f"{len(found)}.json"
         assert cli.main(["perplexity", place, "--data", str(data), "--cpu", "--json", str(numbers)]) == 0

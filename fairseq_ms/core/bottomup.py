@@ -19,8 +19,9 @@ from fairseq_ms.core.layers import QueryKey, ResidualLayer, TransformerStack, Ty
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import attend_blocks
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.recompute import keep_in_graph
-from fairseq_ms.core.pooling import Downsample, UnfinishedBlock, normalised
+from fairseq_ms.core.ops.plain import repeatable
+from fairseq_ms.core.ops.recompute import checkpointed, keep_in_graph
+from fairseq_ms.core.pooling import Downsample, UnfinishedBlock
 from fairseq_ms.core.scales import Scale, check_layers, share_heads
 
 
@@ -80,7 +81,8 @@ class BottomUpScale(nn.Module):
         finished_BCD = fine_BCD[:, : fine_BCD.size(1) // self.ratio * self.ratio]
         if finished_BCD.size(1) == 0:
             return finished_BCD
-        out_BCD = normalised(self.pool, finished_BCD, self.pool, self.norm, self.recompute)
+        again = self.recompute and repeatable(self.pool, self.norm)
+        out_BCD = checkpointed(lambda x: self.norm(self.pool(x)), finished_BCD, enabled=again)
         rotation_2CF = self.config.rotation_after(start, out_BCD.size(1) * self.factor, out_BCD, self.factor)
         return self.stack(out_BCD, caches, rotation_2CF)
 

@@ -95,23 +95,24 @@ def reconstruction_loss(
     from, by content alone (no positions, neither u nor v). Gradients go to ``compressed`` only: all else is detached,
     the layer's weights included. In half precision the mean is of float32, since a sample size times it would overflow.
     """
-    segment_BTD, old_BMD = segment_BTD.detach(), old_BMD.detach()
+    attention, length = layer.attention, old_BMD.size(1)
     precise = torch.promote_types(compressed_BCD.dtype, torch.float32)
-    by_compressed, by_old = (_read(layer, segment_BTD, memory).to(precise) for memory in (compressed_BCD, old_BMD))
-    return (by_compressed - by_old).square().mean(dim=(1, 2))
+
+    def projected(x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        normed = x_BTD if attention.norm is None else _frozen(attention.norm, x_BTD)
+        return split_qkv(_frozen(attention.qkv, normed), attention.heads)
+
+    with torch.no_grad():
+        q, k, v = projected(torch.cat([old_BMD, segment_BTD], dim=1))
+        # A copy, since backward needs the queries alone.
+        q = q[:, :, length:].clone()
+        by_old = F.scaled_dot_product_attention(q, k[:, :, :length], v[:, :, :length])
+    _, k, v = projected(compressed_BCD)
+    by_compressed = F.scaled_dot_product_attention(q, k, v)
+    return (by_compressed.to(precise) - by_old.to(precise)).square().mean(dim=(1, 2, 3))
 
 
 def _frozen(module: nn.Module, x: Tensor) -> Tensor:
     """``module(x)`` without gradients of its parameters."""
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
     return torch.func.functional_call(module, parameters, (x,))
-
-
-def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
-    """Attention by content from the segment to a memory, (B, T, N * H), without gradients of the layer's weights."""
-    attention, of_each = layer.attention, []
-    for x_BTD in (segment_BTD, memory_BMD):
-        normed = x_BTD if attention.norm is None else _frozen(attention.norm, x_BTD)
-        of_each.append(split_qkv(_frozen(attention.qkv, normed), attention.heads))
-    (q, _, _), (_, k, v) = of_each
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

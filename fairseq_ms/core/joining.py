@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.config import LayerConfig
-from fairseq_ms.core.ops.linear import ACTIVATIONS, NORM_KINDS, Norm, projection
-from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import checkpointed, hookable, saves
-from fairseq_ms.core.pooling import Downsample, pooled_again
+from fairseq_ms.core.ops.linear import ACTIVATIONS, projection
 
 
 class Upsample(nn.Module):
@@ -40,8 +36,7 @@ class Upsample(nn.Module):
         return self.conv(x_BCD).unflatten(-1, (self.factor, -1)).flatten(1, 2) + self.bias
 
 
-@dataclass(frozen=True)
-class Coarser:
+class Coarser(NamedTuple):
     """The coarser scale, as a finer one reads it.
 
     Attributes:
@@ -69,26 +64,12 @@ class Join(nn.Module):
         self.upsample = Upsample(config.dim, ratio)
         self.linear = projection(2 * config.dim, config.dim)
         self.activation = ACTIVATIONS["swish" if config.activation == "swiglu" else config.activation]
-        self.recompute = config.recompute
 
-    def forward(
-        self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: Norm, coarse: Coarser
-    ) -> Tensor:
-        """Join C blocks, ``norm(blocks(x))``, where ``blocks`` pools with ``pool``: (B, T, D) -> (B, C, D).
-
-        With ``recompute``, x and the coarser scale's output are all that is kept for backward.
-        """
-        offset = coarse.offset
-
-        def join(x: Tensor, x_BCD: Tensor) -> Tensor:
-            normed, fine = norm(blocks(x)), self.upsample(x_BCD)
-            if isinstance(offset, Tensor):
-                fine = fine.index_select(1, offset)
-            else:
-                fine = fine[:, offset : offset + normed.size(1)]
-            return self.activation(self.linear(torch.cat([normed, fine], dim=-1)))
-
-        own = plain(self.upsample, Upsample) and plain(self.upsample.conv, nn.Linear) and plain(self.linear, nn.Linear)
-        # Modules that adapters or hooks are attached to are not called twice.
-        again = self.recompute and own and pooled_again(pool) and plain(norm, *NORM_KINDS) and saves() and hookable()
-        return checkpointed(join, x_BTD, coarse.x_BCD) if again else join(x_BTD, coarse.x_BCD)
+    def forward(self, x_BCD: Tensor, coarser_BCD: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Pooled tokens (B, C, D) after their norm, and what ``Coarser`` has -> (B, C, D)."""
+        fine = self.upsample(coarser_BCD)
+        if isinstance(offset, Tensor):
+            fine = fine.index_select(1, offset)
+        else:
+            fine = fine[:, offset : offset + x_BCD.size(1)]
+        return self.activation(self.linear(torch.cat([x_BCD, fine], dim=-1)))

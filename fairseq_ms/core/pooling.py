@@ -6,16 +6,13 @@ From which position on a block may be used is up to the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.cache import Rows
-from fairseq_ms.core.ops.linear import Norm, projection
-from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import remade
+from fairseq_ms.core.ops.linear import projection
 
 DOWNSAMPLERS = ("avg", "max", "conv")
 
@@ -101,18 +98,3 @@ def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BMD: T
 def first_block(position: int, factor: int) -> int:
     """The first right-aligned block that ends at a position or after it: block i ends at i * factor."""
     return -(-position // factor)
-
-
-def normalised(
-    blocks: Callable[[Tensor], Tensor], x_BTD: Tensor, pool: Downsample, norm: Norm, recompute: bool
-) -> Tensor:
-    """``norm(blocks(x))``, where ``blocks`` pools with ``pool``: (B, T, D) -> (B, C, D).
-
-    Pooling without parameters is computed again in backward.
-    """
-    return remade(norm, blocks, x_BTD, enabled=recompute and pooled_again(pool))
-
-
-def pooled_again(pool: Downsample) -> bool:
-    """Whether pooling may be computed a second time in backward: it has neither parameters nor hooks."""
-    return pool.conv is None and plain(pool, Downsample)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.joining import Coarser, Join
 from fairseq_ms.core.layers import TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.pooling import Downsample, first_block, normalised, right_aligned
+from fairseq_ms.core.ops.plain import repeatable
+from fairseq_ms.core.ops.recompute import checkpointed
+from fairseq_ms.core.pooling import Downsample, first_block, right_aligned
 from fairseq_ms.core.scales import Scale, check_layers
 
 
@@ -52,8 +55,7 @@ class TopDownScale(nn.Module):
         self.pool = Downsample(downsampler, config.dim, scale.factor)
         self.recompute = config.recompute
         self.norm = config.make_norm()
-        if ratio is not None:
-            self.join = Join(config, ratio)
+        self.join = Join(config, ratio) if ratio is not None else None
         self.stack = TransformerStack(config, scale.layers)
 
     def forward(self, x_BTD: Tensor, coarse: Coarser | None, state: TopDownState | None = None) -> Tensor:
@@ -62,18 +64,17 @@ class TopDownScale(nn.Module):
         first, end = first_block(start, self.factor), first_block(start + x_BTD.size(1), self.factor)
         if first == end:
             return x_BTD[:, :0]
-
-        def blocks(x: Tensor) -> Tensor:
-            return right_aligned(x, self.pool, start, before)
-
-        if coarse is None:
-            out_BCD = normalised(blocks, x_BTD, self.pool, self.norm, self.recompute)
-        else:
-            out_BCD = self.join(x_BTD, blocks, self.pool, self.norm, coarse)
+        again = self.recompute and repeatable(self.pool, self.norm, self.join)
+        out_BCD = checkpointed(self.blocks, x_BTD, start, before, *(coarse or ()), enabled=again)
         # Block i begins at (i - 1) * k + 1. Among blocks of one scale only differences count, so i * k says as much.
         position, ends = state and state.position, range(first * self.factor, end * self.factor, self.factor)
         rotation_2CF = self.config.rotation(position if isinstance(position, Tensor) else ends, out_BCD)
         return self.stack(out_BCD, state.caches[self.factor] if state is not None else None, rotation_2CF)
+
+    def blocks(self, x_BTD: Tensor, start: int, before_BMD: Tensor | None, *coarse: Any) -> Tensor:
+        """Pool tokens, normalise, and join them with a ``Coarser``, if there is one: what the layers read."""
+        pooled_BCD = self.norm(right_aligned(x_BTD, self.pool, start, before_BMD))
+        return pooled_BCD if self.join is None else self.join(pooled_BCD, *coarse)
 
 
 class TopDownState(State):

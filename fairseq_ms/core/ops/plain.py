@@ -31,6 +31,11 @@ def plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
     return module is None or (type(module) in kinds and not hooked(module))
 
 
+def repeatable(*modules: nn.Module | None) -> bool:
+    """Whether modules may be called a second time in backward: none has hooks, and no part of one."""
+    return not any(hooked(part) for module in modules if module is not None for part in module.modules())
+
+
 def table(words: nn.Module, symbols: int, device: torch.device | None = None) -> Tensor:
     """What an embedding gives for every symbol, (V, D): its weight, if it is plain."""
     if plain(words, nn.Embedding):

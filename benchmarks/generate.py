@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from fairseq.models import FairseqLanguageModel
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks.device import peak
 from benchmarks.peers import (
@@ -36,6 +37,8 @@ HALF_TOLERANCE = 0.03
 GENERATOR, CORE, THEIRS = "fairseq's generator", "core", "transformers"
 # On a GPU, ours can replay CUDA graphs.
 WITH_GRAPHS = "core, graphs=True"
+# On a CPU, what bounds a step: every matrix has to be read once.
+MATRICES = "its matrices alone"
 
 
 class Sampler:
@@ -89,6 +92,8 @@ def work(name: str, through: str, shape: Shape, rows: int, precision: str, new_t
     sampler: Callable[[], object]
     if through == GENERATOR:
         sampler = partial(Sampler(model, shape, new_tokens), prefix)
+    elif through == MATRICES:
+        sampler = partial(read_matrices, model, rows, new_tokens)
     elif through in (CORE, WITH_GRAPHS):
         core, graphs = prepared(model).decoder.core, through == WITH_GRAPHS
         sampler = partial(core.generate, start, new_tokens, TEMPERATURE, TOP_K, graphs=graphs)
@@ -109,6 +114,15 @@ def work(name: str, through: str, shape: Shape, rows: int, precision: str, new_t
     return Work(run, new_tokens, others)
 
 
+def read_matrices(model: FairseqLanguageModel, rows: int, count: int) -> None:
+    """Multiply so many rows with every matrix that a step of the model reads, again and again."""
+    weights = [part.weight for part in model.modules() if isinstance(part, nn.Linear)]
+    inputs = [torch.ones(rows, weight.size(1), dtype=weight.dtype) for weight in weights]
+    for _ in range(count):
+        for x_BI, weight_OI in zip(inputs, weights, strict=True):
+            F.linear(x_BI, weight_OI)
+
+
 def tables(options: Options) -> list[Table]:
     """Every model at every batch size, in what a device is best at; fp16 as well, or bfloat16 on a CPU."""
     shape = TINY if options.quick else replace(PAPER, vocabulary=31_300) if options.on_gpu else PAPER
@@ -116,6 +130,8 @@ def tables(options: Options) -> list[Table]:
     batches = (2,) if options.quick else (1, 8, 64) if options.on_gpu else (1, 8)
     ours = (GENERATOR, CORE, WITH_GRAPHS) if options.on_gpu else (GENERATOR, CORE)
     ways = dict.fromkeys(CONTESTANTS, ours) | {FAIRSEQ: (GENERATOR,), GPT2: (THEIRS,)}
+    if not options.on_gpu:
+        ways[VANILLA] = (*ours, MATRICES)
     wanted = [(precision, batch) for precision in options.precisions for batch in batches]
     if not options.on_gpu:
         # fairseq's model stays in float32, where a CPU is at its best.
@@ -140,6 +156,8 @@ def tables(options: Options) -> list[Table]:
         f"A prefix of {PREFIX} tokens and {new_tokens} sampled ones (top {TOP_K}, temperature {TEMPERATURE:g}), the "
         f"time of a sampled token of every row; {shape}."
     )
+    if not options.on_gpu:
+        about += f" *{MATRICES.capitalize()}* multiplies one row a text with every matrix, which each step has to do."
     ratios = {
         "to fairseq's": partial(base, name=FAIRSEQ, through=GENERATOR),
         "to vanilla's": partial(base, name=VANILLA, through=GENERATOR),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import growth, retina, train_mem
+from benchmarks import generate, growth, retina, train_mem
+from benchmarks.peers import TINY, VANILLA
 from benchmarks.report import page
 from benchmarks.table import TIME, NotInstalledError, Options
 from benchmarks.tables import tables
@@ -23,6 +24,15 @@ peer = the_peer
 TABLES = tables(OPTIONS)
 # All rows of these take longer than a test may.
 LONG = {"training", "growth", "growth-generation", "wikitext-103", "generate", "transformer-ql", "train-mem", "recipes"}
+
+
+def test_a_step_of_matrices_alone_reads_every_matrix_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = generate.sampled_model(VANILLA, TINY)
+    every = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed." not in name]
+    read: list[int] = []
+    monkeypatch.setattr(generate.F, "linear", lambda x, weight: read.append(weight.data_ptr()))
+    generate.read_matrices(model, rows=2, count=3)
+    assert sorted(read) == sorted(p.data_ptr() for p in every for _ in range(3))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in TABLES])

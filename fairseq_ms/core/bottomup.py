@@ -1,7 +1,7 @@
-"""The bottom-up model: from fine to coarse, then one aggregation layer (Multi-scale Transformer LMs, Section 3.3).
+"""The bottom-up model: from fine to coarse, then one aggregation layer.
 
-Listing 2. Every coarse scale pools the output of the finer one. Block i of scale k covers positions ik .. (i+1)k-1 and
-is used from its last position on; an incomplete last block is used by nobody.
+Multi-scale Transformer LMs, Section 3.3, Listing 2. Every coarse scale pools the output of the finer one. Block i of
+scale k covers positions ik .. (i+1)k-1 and is seen from its last position on; an unfinished block is never seen.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class BottomUpConfig(ModelConfig):
         scales: finest first, each with its number of layers; the coarse ones share the heads of the aggregation layer
             evenly unless they name their own
         downsampler: "avg", "max" or "conv"
-        aggregation_gate: multiply what the aggregation's attention adds by tanh(g), where g is learned from 0 on
+        aggregation_gate: multiply the output of aggregation's attention by tanh(g), with g learned from 0
 
-    Raises ValueError for a gate of what is zero itself before training, since neither would ever move.
+    Raises ValueError for a gate together with ``init_residual`` "zero", since both would stay at zero.
     """
 
     scales: tuple[Scale, ...] = (Scale(1, 9), Scale(4, 9), Scale(16, 8))
@@ -45,18 +45,16 @@ class BottomUpConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.aggregation_gate and self.init_residual == "zero":
-            raise ValueError(
-                "init_residual must not be zero with aggregation_gate, which is zero too: neither would move"
-            )
+            raise ValueError("init_residual must not be zero with aggregation_gate, which is zero too: both would stay")
 
 
 class BottomUpScale(nn.Module):
     """One coarse scale: pooling the finer scale's output, a norm, layers over blocks.
 
     Args:
-        scale: tokens a block, k, and how many layers
+        scale: k and the number of layers
         ratio: its factor over the finer scale's
-        config: what the layers have in common, and how blocks are pooled
+        config: sizes of the layers, and how blocks are pooled
     """
 
     def __init__(self, scale: Scale, ratio: int, config: BottomUpConfig) -> None:
@@ -75,7 +73,7 @@ class BottomUpScale(nn.Module):
         caches: Sequence[KeyValueCache] | None = None,
         start: int | Tensor = 0,
     ) -> Tensor:
-        """The finer scale's output (B, C, D) after ``start`` tokens -> (B, C // ratio, D), finished blocks only."""
+        """The finer scale's output (B, C, D) after ``start`` tokens -> (B, C // ratio, D) for finished blocks."""
         if unfinished is not None:
             fine_BCD = unfinished.join(fine_BCD)
         finished_BCD = fine_BCD[:, : fine_BCD.size(1) // self.ratio * self.ratio]
@@ -88,10 +86,9 @@ class BottomUpScale(nn.Module):
 
 
 class AggregationAttention(nn.Module):
-    """Attention whose queries are tokens and whose keys and values are blocks, some heads to a scale.
+    """Attention from tokens to the blocks of all coarse scales, each with its own heads.
 
-    Block i of scale k covers positions ik .. (i+1)k-1 and is seen by queries t >= (i+1)k-1. A head that has
-    no finished block to see gives exactly zero::
+    Block i of scale k is seen by queries t >= (i+1)k-1. A head without a finished block to see gives exactly zero::
 
         k = 4      block  0 1 2
         t = 0..2          . . .     zero
@@ -100,7 +97,7 @@ class AggregationAttention(nn.Module):
 
     Args:
         config: sizes and probabilities
-        heads: heads by scale, as {4: 6, 16: 6}, whose number divides D
+        heads: heads by scale, such as {4: 6, 16: 6}; their number divides D
     """
 
     def __init__(self, config: BottomUpConfig, heads: dict[int, int]) -> None:
@@ -120,7 +117,7 @@ class AggregationAttention(nn.Module):
         self.gate = nn.Parameter(torch.zeros(1)) if config.aggregation_gate else None
 
     def reset_parameters(self) -> None:
-        """Close the gate; projections start as all do."""
+        """Close the gate."""
         if self.gate is not None:
             nn.init.zeros_(self.gate)
 
@@ -132,7 +129,6 @@ class AggregationAttention(nn.Module):
         sinks = self.qk.sinks.split(counts) if self.qk.sinks is not None else [None] * len(counts)
         for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start, state))):
             if state is None:
-                # Without a block there is nothing to project, nor anything to see.
                 k, v = self._keys_and_values(level, blocks[level]) if blocks[level].size(1) else 2 * (q_BNTH[:, :, :0],)
                 bounds, options = Scale(factor).bounds, (dropout, self.recompute, sinks[level])
                 outputs.append(attend_blocks(bounds, q_BNTH, k, v, 0, 0, *options))
@@ -144,7 +140,7 @@ class AggregationAttention(nn.Module):
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
     def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int | Tensor = 0) -> tuple[Tensor, Tensor]:
-        """Project a scale's new blocks to keys and values, (B, C, D) -> (B, N, C, H) each; level 0 is the finest."""
+        """Project a scale's new blocks to keys and values, (B, C, D) -> (B, N, C, H); level 0 is the finest scale."""
         factor, heads = list(self.heads.items())[level]
         count = blocks_BCD.size(1) * factor
         rotation_2CF = self.config.rotation_after(start, count, blocks_BCD, factor, self.head_dim)
@@ -153,7 +149,7 @@ class AggregationAttention(nn.Module):
         return k, v
 
     def _queries(self, x_BTD: Tensor, start: int | Tensor, state: BottomUpState | None) -> list[Tensor]:
-        """Project tokens to the queries of every scale's heads, (B, N, T, H) each."""
+        """Project tokens to queries of every scale's heads, (B, N, T, H) each."""
         rotation_2TF = self.config.rotation_after(start, x_BTD.size(1), x_BTD, head_dim=self.head_dim)
         before = state.aggregation[0] if state is not None else None
         queries, _ = norm_linear(x_BTD, self.norm, self.query, self.recompute, self.short_conv, before)
@@ -164,13 +160,13 @@ class AggregationAttention(nn.Module):
 
 
 class BottomUpState(State):
-    """The KV caches of all scales and of the aggregation layer, and positions that wait to be pooled.
+    """KV caches of all layers, and unfinished blocks.
 
     Attributes:
-        unfinished: by coarse scale, the outputs of the finer scale that wait to be pooled
-        coarse: by coarse scale, keys and values of its layers
-        aggregation: by coarse scale, keys and values of its blocks
-        fine: keys and values of the layers at 1x
+        unfinished: for each coarse scale, outputs of the finer one that wait to be pooled
+        coarse: for each coarse scale, KV caches of its layers
+        aggregation: for each coarse scale, the KV cache of the aggregation layer over its blocks
+        fine: KV caches of the layers at 1x
     """
 
     def __init__(
@@ -190,13 +186,13 @@ class BottomUpState(State):
         return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
 
     def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
-        """Attention of the next T tokens' queries to the blocks of a scale, (B, N, T, H); level 0 is the finest."""
+        """Attention from the next T tokens to the blocks of a scale, (B, N, T, H); level 0 is the finest scale."""
         k, v = self.aggregation[level].kept()[0]
         return attend_blocks(Scale(factor).bounds, q_BNTH, k, v, self.length, sinks_N=sinks_N)
 
 
 class BottomUp(LanguageModel[BottomUpState]):
-    """Coarse scales over the outputs of finer ones, an aggregation layer that reads them all, layers over tokens."""
+    """Coarse scales from fine to coarse, an aggregation layer that attends to them all, and layers over tokens."""
 
     def __init__(self, config: BottomUpConfig) -> None:
         super().__init__(config)
@@ -220,7 +216,7 @@ class BottomUp(LanguageModel[BottomUpState]):
         return self.representations(tokens_BT, state)[1]
 
     def representations(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> dict[int, Tensor]:
-        """By scale k, what its layers give at finished blocks: (B, T // k, D)."""
+        """By scale k, its output at finished blocks: (B, T // k, D)."""
         start = state.position if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
         representations: dict[int, Tensor] = {}
@@ -239,7 +235,7 @@ class BottomUp(LanguageModel[BottomUpState]):
         return {1: out_BTD, **representations}
 
     def _idle(self, representations: dict[int, Tensor]) -> list[nn.Parameter]:
-        """Parameters of scales of which a text this short has no finished block."""
+        """Parameters of scales without a finished block in a short text."""
         attention = self.aggregate.attention
         return [
             parameter

@@ -1,4 +1,4 @@
-"""The sizes of layers and models, and checks that refuse wrong ones in one sentence."""
+"""The configurations of layers and models, which refuse wrong settings in one sentence."""
 
 from __future__ import annotations
 
@@ -35,31 +35,29 @@ class LayerConfig:
     Attributes:
         dim: model dimension D
         ffn_dim: width of the feed-forward block
-        heads: attention heads N
+        heads: query heads N
         head_dim: width H of a head, D / N if not given
-        kv_heads: heads of keys and values K, each of which N / K heads of queries share; N if not given
+        kv_heads: key/value heads K, each shared by N / K query heads; N if not given
         dropout, attention_dropout, activation_dropout: probabilities
-        activation: a key of ``ops.linear.ACTIVATIONS``; "swiglu" has as many weights (``layers.FeedForward``)
+        activation: a key of ``ops.linear.ACTIVATIONS``; "swiglu" is made narrower (``layers.FeedForward``)
         norm: "layer" or "rms"
-        norm_eps: what norms add to a variance or mean square
-        final_norm: whether the last of pre-LN layers has a norm after it
-        normalize_before: norms stand in front of attention and feed-forward (pre-LN), or after the residual
-            connections (post-LN)
-        qk_norm: an RMS norm of every head's queries and keys, before they are turned; with "scaled", queries are then
-            multiplied by a learned temperature a head, from 1
-        sinks: every head has a key beside those of positions, with a learned score, from 0, and a value of zero: it may
-            attend to nothing
-        short_conv: how many positions before it are added to every normalised input of attention (``ShortConv``)
+        norm_eps: epsilon of norms
+        final_norm: whether there is a norm after the last of pre-LN layers
+        normalize_before: norms before attention and feed-forward (pre-LN), or after residual connections (post-LN)
+        qk_norm: RMS norm of every head's queries and keys, before rotation; "scaled" also multiplies queries by a
+            learned temperature for each head, from 1
+        sinks: one more key for each head, with a learned score, from 0, and a value of zero
+        short_conv: previous positions that are added to each normalised input of attention (``ShortConv``)
         bias: whether the projections of attention and feed-forward have one
-        positions: "learned" ones are added to the tokens, "rotary" ones turn queries and keys, "none" leaves order to
+        positions: "learned" embeddings are added to tokens, "rotary" rotates queries and keys, "none" leaves order to
             the causal mask and the blocks
-        rotary_base: the slowest pair of channels turns by about 1 / rotary_base a token
-        init_residual: what the weights of projections into the residual stream of L layers are multiplied by before
-            training: 1 ("normal"), 1 / sqrt(2 L) ("scaled") or 0 ("zero")
+        rotary_base: base of rotary frequencies; the slowest pair of channels turns by about 1 / rotary_base a token
+        init_residual: factor of the initial projections into the residual stream of L layers, 1 ("normal"),
+            1 / sqrt(2 L) ("scaled") or 0 ("zero")
         recompute: keep less for backward (see ``ops/README.md``)
-        checkpoint: keep only the input of every layer and run it again in backward
+        checkpoint: keep only the input of each layer, and run it again in backward
 
-    Lists become tuples. Raises ValueError for an unknown word and for numbers outside their ranges.
+    Lists become tuples. Raises ValueError for unknown words and for numbers outside their ranges.
     """
 
     dim: int
@@ -108,12 +106,12 @@ class LayerConfig:
             check_probability(name, getattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
-        """The values of all fields, as JSON can hold them."""
+        """All fields, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls: type[S], values: dict[str, Any]) -> S:
-        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
+        """The inverse of ``to_dict``, also from JSON; raises TypeError for unknown fields."""
         types = get_type_hints(cls)
         return cls(**{name: _restored(value, types.get(name)) for name, value in values.items()})
 
@@ -128,32 +126,31 @@ class LayerConfig:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def make_norm(self) -> Norm:
-        """A norm over D."""
+        """A norm over D channels."""
         return NORMS[self.norm](self.dim, self.norm_eps)
 
     def norm_before(self) -> Norm | None:
-        """The norm in front of attention and of feed-forward: none in post-LN layers."""
+        """The norm before attention and before feed-forward; None in post-LN layers."""
         return self.make_norm() if self.normalize_before else None
 
     def short_convolution(self) -> ShortConv | None:
-        """The short convolution after ``norm_before``, or None."""
+        """The short convolution after ``norm_before``, if there is one."""
         return ShortConv(self.dim, self.short_conv) if self.short_conv else None
 
     def last_inputs(self, batch_size: int, like: Tensor) -> LastInputs | None:
-        """The empty memory of that convolution for B texts, or None."""
-        taps = self.short_conv
-        return LastInputs(like.new_zeros(batch_size, taps, self.dim)) if taps else None
+        """The last inputs of ``short_convolution`` before B texts, if there is one."""
+        return LastInputs(like.new_zeros(batch_size, self.short_conv, self.dim)) if self.short_conv else None
 
     def last_norm(self) -> nn.Module:
-        """The norm after the last layer of a pre-LN stack, or identity; in post-LN, layers end in one."""
+        """The norm after the last layer; identity in post-LN, whose layers end in a norm."""
         return self.make_norm() if self.normalize_before and self.final_norm else nn.Identity()
 
     def post_norm(self) -> nn.Module:
-        """The norm after a residual connection of a post-LN layer; identity in pre-LN."""
+        """The norm after a residual connection; identity in pre-LN."""
         return nn.Identity() if self.normalize_before else self.make_norm()
 
     def rotation(self, positions: range | Tensor, like: Tensor, head_dim: int | None = None) -> Tensor | None:
-        """The ``ops.rotary.rotation`` of T positions, (2, T, H / 2), or of (B, T); None unless they are rotary."""
+        """``ops.rotary.rotation`` of positions (T,) or (B, T); None unless positions are rotary."""
         if self.positions != "rotary":
             return None
         return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
@@ -161,16 +158,16 @@ class LayerConfig:
     def rotation_after(
         self, start: int | Tensor, count: int, like: Tensor, factor: int = 1, head_dim: int | None = None
     ) -> Tensor | None:
-        """The ``rotation`` of the blocks of k tokens that are complete after ``start + count`` tokens, and not before.
+        """``rotation`` of the blocks of k tokens that end among ``count`` tokens from ``start`` on.
 
-        A block is turned by the position of its first token.
+        The position of a block is that of its first token.
         """
         rotary = self.positions == "rotary"
         return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
 
 
 def _restored(value: Any, kind: Any) -> Any:
-    """A field's value from what JSON has of it, where its type names a dataclass or tuples of one."""
+    """A field's value from JSON, whose type may be or contain a dataclass, or tuples of one."""
     if isinstance(value, dict):
         dataclasses: list[Any] = [part for part in (kind, *get_args(kind)) if is_dataclass(part)]
         return dataclasses[0](**value)
@@ -181,21 +178,20 @@ def _restored(value: Any, kind: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(LayerConfig):
-    """Sizes that every model has.
+    """Sizes of models over embedded tokens.
 
     Attributes:
         vocab_size: symbols V
-        output_vocab_size: symbols that are predicted, if they are fewer
-        unpredicted: symbols that are read, and never predicted
+        output_vocab_size: how many are predicted, the first ones; all if not given
+        unpredicted: symbols that are read, but never predicted
         padding_idx: the symbol whose embedding starts at zero, and stays there unless it is tied to the output
-        max_positions: how many positions are learned, the longest text; nothing limits texts where none are learned
-        scale_embedding: multiply embedded words by sqrt(D)
+        max_positions: learned positions, the longest text in tokens; without learned positions there is no limit
+        scale_embedding: multiply word embeddings by sqrt(D)
         tie_embeddings: predict by the word embedding
         adaptive_input, adaptive_softmax: narrower embeddings, and a cheaper softmax, for rarer words
-        tie_adaptive_weights, tie_adaptive_projections: use the adaptive input's words (and projections) in the softmax
-        project_adaptive_head: project features for the adaptive softmax's most frequent words too, as Transformer-XL
-            does
-        init_std: standard deviation of the normal distribution that weights start from
+        tie_adaptive_weights, tie_adaptive_projections: predict by the adaptive input's words, and by its projections
+        project_adaptive_head: project features for the adaptive softmax's head, too, as in Transformer-XL
+        init_std: standard deviation that weights start from
         embedding_init_std: that of word and position embeddings, ``init_std`` if not given
     """
 
@@ -251,5 +247,5 @@ class ModelConfig(LayerConfig):
 
     @property
     def word_std(self) -> float:
-        """Standard deviation that embeddings start from."""
+        """The standard deviation that embeddings start from."""
         return self.init_std if self.embedding_init_std is None else self.embedding_init_std

@@ -1,4 +1,4 @@
-"""What every model is made of: embedded tokens, causal self-attention, feed-forward, and stacks of layers."""
+"""The parts of all models: token embedding, causal self-attention, feed-forward, and stacks of layers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
 
 M = TypeVar("M", bound=nn.Module)
-# The most graphs that torch.compile may make of one model.
+# The most graphs that torch.compile may make.
 GRAPHS = 64
 
 
 class TypedList(nn.ModuleList, Generic[M]):
-    """``nn.ModuleList`` of modules of one class, which type checkers know."""
+    """An ``nn.ModuleList`` of one class of modules, for type checkers."""
 
     if TYPE_CHECKING:
 
@@ -33,12 +33,12 @@ class TypedList(nn.ModuleList, Generic[M]):
 
 
 class TokenEmbedding(nn.Module):
-    """Word embedding, plus that of the position where positions are learned, then dropout.
+    """Word embedding, plus a position embedding where positions are learned, then dropout.
 
     Args:
         config: width D, dropout, and whether words are multiplied by sqrt(D)
-        words: maps (B, T) to (B, T, D): ``nn.Embedding`` or ``AdaptiveInput``
-        positions: how many positions there are, or None for no position embedding
+        words: ``nn.Embedding`` or ``AdaptiveInput``, (B, T) -> (B, T, D)
+        positions: number of positions, or None for no position embedding
     """
 
     def __init__(self, config: ModelConfig, words: nn.Module, positions: int | None) -> None:
@@ -50,9 +50,9 @@ class TokenEmbedding(nn.Module):
         self.positions = nn.Embedding(positions, config.dim) if positions is not None else None
 
     def forward(self, tokens_BT: Tensor, start: int | Tensor = 0) -> Tensor:
-        """Embeddings (B, T, D) of tokens at positions start .. start + T - 1; for T = 1, a tensor (1,).
+        """Embed tokens (B, T) at positions from ``start`` on, a number or, for T = 1, a tensor (1,): (B, T, D).
 
-        Padding must be on the right, so that no token that counts has it in its past.
+        Padding must be on the right, where no other token sees it.
         """
         x_BTD = self.words(tokens_BT)
         if self.scale != 1.0:
@@ -64,28 +64,26 @@ class TokenEmbedding(nn.Module):
         return self.drop(x_BTD)
 
     def like(self, device: torch.device | None = None) -> Tensor:
-        """An empty (1, 1, D), of the type of what ``forward`` gives, on a device or on that of the weights."""
+        """An empty tensor (1, 1, D) like embeddings, on a device or on that of the weights."""
         return next(self.parameters()).new_empty(1, 1, self.dim, device=device)
 
 
 class Attending(Preceding, Protocol):
-    """Attention within and over sequences that have lengths of their own, as chunks have."""
+    """Attention over sequences of unequal lengths, such as chunks."""
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
-        """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""
+        """Attend by projected queries, keys and values, (..., 3 * N * H) -> (..., N * H)."""
 
 
 class QueryKey(nn.Module):
-    """What happens to projected queries and keys before they meet: an RMS norm of every head, and their rotation.
-
-    It also holds the scores of the heads' ``sinks``, if they have any.
+    """Query/key norms and temperatures, rotary positions, and the scores of sinks, as far as a model has them.
 
     Args:
         config: which of these there are
         head_dim: H
-        heads: of queries
+        heads: query heads N
 
-    Raises ValueError for rotary positions with heads of an odd width.
+    Raises ValueError for rotary positions with an odd H.
     """
 
     def __init__(self, config: LayerConfig, head_dim: int, heads: int) -> None:
@@ -96,18 +94,17 @@ class QueryKey(nn.Module):
         self.query = NORMS["rms"](head_dim, config.norm_eps) if config.qk_norm else None
         self.key = NORMS["rms"](head_dim, config.norm_eps) if config.qk_norm else None
         self.temperature = nn.Parameter(torch.ones(heads)) if config.qk_norm == "scaled" else None
-
         self.sinks = nn.Parameter(torch.zeros(heads)) if config.sinks else None
 
     def reset_parameters(self) -> None:
-        """Temperatures start at 1, scores of sinks at 0; norms are reset by themselves."""
+        """Set temperatures to 1 and scores of sinks to 0."""
         if self.temperature is not None:
             nn.init.ones_(self.temperature)
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
 
     def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
-        """Normalise and rotate the first ``queries`` heads of x (B, T, O) and the next ``keys``; leave the rest."""
+        """Normalise and rotate the first heads of x (B, T, O), so many of queries and keys, and leave the rest."""
         if self.query is not None and self.key is not None:
             norms = [(self.query, queries), (self.key, keys)]
             x_BTO = norm_heads(x_BTO, self.head_dim, norms, self.recompute, self.temperature if queries else None)
@@ -115,10 +112,10 @@ class QueryKey(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Causal: norm, one projection to queries, keys and values, attention to the past, projection back.
+    """Causal multi-head attention: norm, projection to queries, keys and values, attention, output projection.
 
     Args:
-        config: sizes and probabilities; N heads of H each, where N * H need not be D, with K of keys and values
+        config: sizes and probabilities: N query heads and K key/value heads of width H; N * H need not be D
     """
 
     def __init__(self, config: LayerConfig) -> None:
@@ -139,9 +136,8 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Attend from every position to itself and all before it, (B, T, D) -> (B, T, D).
 
-        A cache in ``past`` takes in keys and values of x, and gives all so far; where ``past`` is something else, its
-        ``attend`` decides what lies before a position. With the ``rotation`` of its T positions, queries and keys are
-        turned by them.
+        With a KV cache in ``past``, x comes after its positions and is appended to them; otherwise ``past.attend``
+        attends. Queries and keys are rotated by ``rotation``, that of the T positions.
         """
         projected, _ = norm_linear(x_BTD, self.norm, self.qkv, self.recompute, self.short_conv, past)
         qkv = self.qk(projected, self.heads, self.key_heads, rotation_2TF)
@@ -157,7 +153,7 @@ class SelfAttention(nn.Module):
         return self.out(merge_heads(y_BNTH))
 
     def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> KeyValueCache:
-        """An empty cache for B texts of about ``capacity`` tokens, of the type and on the device of ``like``."""
+        """An empty KV cache for B texts of about ``capacity`` tokens, of the type and on the device of ``like``."""
         cache = KeyValueCache(batch_size, self.key_heads, self.head_dim, capacity, like)
         cache.before = self.config.last_inputs(batch_size, like)
         return cache
@@ -166,8 +162,8 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """A norm (in pre-LN layers), projection, activation, dropout, projection.
 
-    "swiglu" reads two numbers where others read one, so its I is two thirds of ``ffn_dim``, to the nearest multiple of
-    8: there are as many weights.
+    "swiglu" has a third matrix, so its I is two thirds of ``ffn_dim``, to the nearest multiple of 8: there are about as
+    many weights.
 
     Args:
         config: widths D and I, activation and its dropout, the norm, and whether projections have a bias
@@ -193,20 +189,19 @@ class FeedForward(nn.Module):
 
 
 class ResidualLayer(nn.Module):
-    """Attention and feed-forward, each beside a residual connection.
+    """Attention and feed-forward, each with a residual connection.
 
-    A pre-LN layer normalises in front of attention and feed-forward, which own those norms; a post-LN layer after the
-    residual connections.
+    In pre-LN, attention and feed-forward begin with a norm; in post-LN, norms follow the residual connections.
 
     Args:
-        config: what it has in common with other layers
-        attention: from (B, T, D), what is before that, if anything, and whatever else it reads to (B, T, D), by a
-            projection ``out`` at its end
+        config: sizes and probabilities
+        attention: a module called as ``attention(x, past, *inputs)``, (B, T, D) -> (B, T, D), with a last projection
+            ``out``
         depth: how many layers its residual stream runs through
     """
 
     attention: Any
-    # Compiled stand-in for ``compute``, used where nothing is before x.
+    # ``compute``, compiled, for x without a past.
     compiled: Callable[..., Tensor] | None = None
 
     def __init__(self, config: LayerConfig, attention: nn.Module, depth: int = 1) -> None:
@@ -220,26 +215,26 @@ class ResidualLayer(nn.Module):
         self.residual_start = RESIDUAL_STARTS[config.init_residual](depth)
 
     def forward(self, x_BTD: Tensor, past: Any = None, *inputs: Any) -> Tensor:
-        """x (B, T, D) -> (B, T, D), also of no positions; ``past`` and the other inputs are the attention's."""
+        """x (B, T, D) -> (B, T, D), T may be 0; ``past`` and the other inputs go to the attention."""
         if not x_BTD.size(-2):
             return x_BTD
         compute = self.compute if past is not None or self.compiled is None else partial(self.compiled, self)
         return checkpointed(compute, x_BTD, past, *inputs) if self.checkpoint else compute(x_BTD, past, *inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled: all but ``compiled``."""
+        """All but ``compiled``, for copies and pickles."""
         return {name: value for name, value in super().__getstate__().items() if name != "compiled"}
 
     def compute(self, x_BTD: Tensor, *inputs: Any) -> Tensor:
-        """What ``forward`` does with at least one position."""
+        """``forward`` of at least one position."""
         x_BTD = self.after_attention(x_BTD + self.drop(self.attention(x_BTD, *inputs)))
         return self.after_ffn(x_BTD + self.drop(self.ffn(x_BTD)))
 
 
 def compile_layers(model: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Compile the transformer layers of a model, one graph for all of a kind, by ``torch.compile`` with what it takes.
+    """Compile the transformer layers of a model by ``torch.compile`` with its arguments, one graph for all of a kind.
 
-    With a state nothing is compiled, and neither is a copy of the model. Raises ValueError for a model without them.
+    Calls with a state and copies of the model stay eager. Raises ValueError for a model without such layers.
     """
     layers = [module for module in model.modules() if isinstance(module, ResidualLayer)]
     if not layers:
@@ -267,12 +262,12 @@ class TransformerLayer(ResidualLayer):
 
 
 class TransformerStack(nn.Module):
-    """Layers one after the other, and a norm after the last, unless post-LN layers end in one.
+    """Layers one after the other, then a norm, unless they are post-LN and end in one.
 
     Args:
-        config: what the layers have in common
-        layers: how many
-        depth: how many layers the residual stream runs through, if there are others before
+        config: sizes and probabilities
+        layers: number of layers
+        depth: how many layers the residual stream runs through, if more than these
     """
 
     def __init__(self, config: LayerConfig, layers: int, depth: int | None = None) -> None:
@@ -287,11 +282,11 @@ class TransformerStack(nn.Module):
         pasts: Sequence[KeyValueCache | Attending] | None = None,
         rotation_2TF: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, D) -> (B, T, D); one ``past`` a layer and one rotation for all, as in ``SelfAttention``."""
+        """x (B, T, D) -> (B, T, D), with one past for each layer and one rotation for all, as in ``SelfAttention``."""
         for index, layer in enumerate(self.layers):
             x_BTD = layer(x_BTD, pasts[index] if pasts else None, rotation_2TF)
         return self.norm(x_BTD)
 
     def new_caches(self, batch_size: int, capacity: int, like: Tensor) -> list[KeyValueCache]:
-        """An empty cache of every layer, of the type and on the device of ``like``."""
+        """An empty KV cache for each layer, of the type and on the device of ``like``."""
         return [layer.attention.new_cache(batch_size, capacity, like) for layer in self.layers]

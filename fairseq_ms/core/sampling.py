@@ -28,7 +28,7 @@ def check_sampling(prompt: Tensor | list[Tensor], n: int, temperature: float, to
 
 
 def check_allowed(allowed: Tensor, symbols: int) -> None:
-    """Raise ValueError unless a mask is of all symbols that are predicted, and lets one be drawn."""
+    """Raise ValueError unless a mask (V,) of the predicted symbols allows at least one."""
     if allowed.shape != (symbols,) or allowed.dtype != torch.bool:
         got = f"{allowed.dtype} of shape {tuple(allowed.shape)}"
         raise ValueError(f"allowed must be bool of shape ({symbols},), the symbols that are predicted: got {got}")
@@ -37,9 +37,9 @@ def check_allowed(allowed: Tensor, symbols: int) -> None:
 
 
 def check_finite(finite: Tensor | bool) -> None:
-    """Raise ValueError if some logits of a text were not finite, from which only symbol 0 would be drawn.
+    """Raise ValueError if some logits of a text were not finite: only symbol 0 would have been drawn.
 
-    Waits for the GPU, so it is called once, at the end of a text.
+    Waits for the GPU, and so is called once, at the end of a text.
     """
     if not finite:
         wrong = "the model's weights are not, or its numbers are too large for its type"

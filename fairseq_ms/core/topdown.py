@@ -1,7 +1,7 @@
 """The top-down model: from coarse to fine (Multi-scale Transformer LMs, Section 3.2, Listing 1).
 
-Layers over pooled tokens at the coarsest scale come first; every finer scale joins its own pooled tokens with
-what the coarser one gave. Blocks are right-aligned (``pooling.py``), so every position is predicted.
+The coarsest scale is layers over pooled tokens; every finer scale first joins its own pooled tokens with the output of
+the coarser one. Blocks are right-aligned (``pooling.py``), so that every position is predicted.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class TopDownConfig(ModelConfig):
 
 
 class TopDownScale(nn.Module):
-    """Pooling to blocks, a norm, joining with the coarser scale where there is one, and layers over blocks.
+    """Pooling to blocks, a norm, joining with the coarser scale, if there is one, and layers over blocks.
 
     Args:
-        scale: tokens a block, k, and how many layers
+        scale: k and the number of layers
         ratio: the coarser scale's factor over this one's, None at the coarsest scale
-        config: what the layers have in common
+        config: sizes of the layers
         downsampler: "avg", "max" or "conv"
     """
 
@@ -59,14 +59,14 @@ class TopDownScale(nn.Module):
         self.stack = TransformerStack(config, scale.layers)
 
     def forward(self, x_BTD: Tensor, coarse: Coarser | None, state: TopDownState | None = None) -> Tensor:
-        """Token embeddings (B, T, D) and the coarser scale -> (B, C, D) at the blocks that end at these tokens."""
+        """Token embeddings (B, T, D) and the coarser scale -> (B, C, D) for the blocks that end at these tokens."""
         start, before = (state.length, state.before.x) if state is not None else (0, None)
         first, end = first_block(start, self.factor), first_block(start + x_BTD.size(1), self.factor)
         if first == end:
             return x_BTD[:, :0]
         again = self.recompute and repeatable(self.pool, self.norm, self.join)
         out_BCD = checkpointed(self.blocks, x_BTD, start, before, *(coarse or ()), enabled=again)
-        # Block i begins at (i - 1) * k + 1. Among blocks of one scale only differences count, so i * k says as much.
+        # Block i ends at position i * k. Attention within a scale depends on differences of positions alone.
         position, ends = state and state.position, range(first * self.factor, end * self.factor, self.factor)
         rotation_2CF = self.config.rotation(position if isinstance(position, Tensor) else ends, out_BCD)
         return self.stack(out_BCD, state.caches[self.factor] if state is not None else None, rotation_2CF)
@@ -78,12 +78,12 @@ class TopDownScale(nn.Module):
 
 
 class TopDownState(State):
-    """What every scale remembers, each moving on when a block of it ends.
+    """What every scale needs of the past; a scale moves on when one of its blocks ends.
 
     Attributes:
-        before: the embeddings of the last tokens, one fewer than a block of the coarsest scale has, (B, K - 1, D)
-        caches: by scale, keys and values of its layers
-        newest: by scale, its output at the newest block, (B, 1, D)
+        before: embeddings of the last K - 1 tokens, (B, K - 1, D); K is the coarsest factor
+        caches: KV caches of the layers, by factor
+        newest: output at the newest block (B, 1, D), by factor
     """
 
     def __init__(self, scales: Sequence[TopDownScale], batch_size: int, capacity: int, like: Tensor) -> None:
@@ -91,12 +91,11 @@ class TopDownState(State):
         super().__init__(coarsest.config, batch_size)
         shape = batch_size, coarsest.factor - 1, like.size(-1)
         self.before = Rows(like.new_full(shape, coarsest.pool.padding))
-        self.caches: dict[int, Sequence[KeyValueCache]] = {
-            s.factor: s.stack.new_caches(batch_size, -(-capacity // s.factor), like) for s in scales
-        }
-        self.newest: dict[int, Rows] = {
-            scale.factor: Rows(like.new_zeros(batch_size, 0, like.size(-1))) for scale in scales
-        }
+        self.caches: dict[int, Sequence[KeyValueCache]] = {}
+        self.newest: dict[int, Rows] = {}
+        for scale in scales:
+            self.caches[scale.factor] = scale.stack.new_caches(batch_size, -(-capacity // scale.factor), like)
+            self.newest[scale.factor] = Rows(like.new_zeros(batch_size, 0, like.size(-1)))
 
     def parts(self) -> Iterable[KeyValueCache | Rows]:
         yield self.before
@@ -105,7 +104,7 @@ class TopDownState(State):
             yield from caches
 
     def coarser(self, factor: int, out_BCD: Tensor, finer: int) -> Coarser:
-        """What the blocks of a finer scale that are about to be computed read of a scale with new outputs."""
+        """Keep a scale's new outputs (B, C, D); returns what the next blocks of the finer scale read of it."""
         newest = self.newest[factor]
         first = first_block(self.length, factor) - newest.x.size(1)
         x_BCD = torch.cat([newest.x, out_BCD], dim=1)
@@ -113,7 +112,7 @@ class TopDownState(State):
         return Coarser(x_BCD, first_block(self.length, finer) - first * (factor // finer))
 
     def remember(self, x_BTD: Tensor) -> None:
-        """Move on by tokens that have been read, given their embeddings."""
+        """Move on by the tokens with these embeddings (B, T, D)."""
         kept = self.before.x.size(1)
         joined = torch.cat([self.before.x, x_BTD], dim=1)
         self.before.put(joined[:, joined.size(1) - kept :].clone())
@@ -121,7 +120,7 @@ class TopDownState(State):
 
 
 class TopDown(LanguageModel[TopDownState]):
-    """Scales from coarse to fine; the finest gives the features."""
+    """Scales from coarse to fine; features are the output of the finest."""
 
     def __init__(self, config: TopDownConfig) -> None:
         super().__init__(config)
@@ -138,12 +137,12 @@ class TopDown(LanguageModel[TopDownState]):
         return self.representations(tokens_BT, state)[1]
 
     def representations(self, tokens_BT: Tensor, state: TopDownState | None = None) -> dict[int, Tensor]:
-        """By scale k, coarsest first, what its layers give at right-aligned blocks: (B, ceil(T / k), D)."""
+        """By scale k, coarsest first, its output at right-aligned blocks: (B, ceil(T / k), D)."""
         x_BTD = self.embed(tokens_BT, state.position if state is not None else 0)
         outputs: dict[int, Tensor] = {}
         coarse: Coarser | None = None
         for scale, finer in pairwise([*self.scales, None]):
-            # Pooled tokens, joined with the upsampled output of the coarser scale; then layers.
+            # Pools tokens, joins them with the upsampled output of the coarser scale, and runs layers.
             out_BCD = outputs[scale.factor] = scale(x_BTD, coarse, state)
             if finer is not None:
                 coarse = Coarser(out_BCD) if state is None else state.coarser(scale.factor, out_BCD, finer.factor)

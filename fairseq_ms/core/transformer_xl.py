@@ -16,7 +16,7 @@ class TransformerXLConfig(StreamingConfig):
     """Sizes of a ``TransformerXL``.
 
     Attributes:
-        layers: how many
+        layers: number of layers
     """
 
     layers: int = 8

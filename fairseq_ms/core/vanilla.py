@@ -1,7 +1,4 @@
-"""The papers' baseline: one stack of layers that see all tokens before them.
-
-Multi-scale Transformer LMs, Section 4.2.
-"""
+"""The papers' baseline, a transformer with full causal attention (Multi-scale Transformer LMs, Section 4.2)."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ class VanillaConfig(ModelConfig):
     """Sizes of a ``Vanilla``.
 
     Attributes:
-        layers: how many
+        layers: number of layers
     """
 
     layers: int = 12
 
 
 class VanillaState(State):
-    """Keys and values of every layer."""
+    """A KV cache for each layer."""
 
     def __init__(self, config: VanillaConfig, batch_size: int, caches: list[KeyValueCache]) -> None:
         super().__init__(config, batch_size)
@@ -45,7 +42,7 @@ class VanillaState(State):
 
 
 class Vanilla(LanguageModel[VanillaState]):
-    """Layers over token positions with full attention."""
+    """A stack of layers with full causal attention."""
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)
@@ -62,7 +59,7 @@ class Vanilla(LanguageModel[VanillaState]):
         return x_BTD
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By the scale 1, the features of all positions, (B, T, D)."""
+        """The features of all positions, (B, T, D), by the scale 1."""
         return {1: self.features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> VanillaState:

@@ -14,10 +14,7 @@ from fairseq_ms.core.steps.buffers import FixedBlock, FixedCache, FixedState, Pl
 
 @state_of(BottomUp)
 class FixedBottomUp(FixedState, BottomUpState):
-    """KV caches and unfinished blocks of every scale, and the aggregation layer's KV cache for each.
-
-    The coarsest scale of which a block ends decides the kind of a step.
-    """
+    """KV caches of all layers and unfinished blocks; the coarsest scale whose block ends decides the kind of a step."""
 
     def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
         like, growing = model.embed.like(), model.new_state(batch_size)
@@ -40,5 +37,5 @@ class FixedBottomUp(FixedState, BottomUpState):
         return blocks.read(q_BNTH, sinks_N)
 
     def kind(self, length: int) -> int:
-        # The last position of the coarsest block that ends, 0 if none does.
+        # The first position at which a block of the coarsest scale that ends here would end; 0 if none ends.
         return max(factor for factor in (1, *self.factors) if (length + 1) % factor == 0) - 1

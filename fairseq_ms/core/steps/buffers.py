@@ -1,7 +1,7 @@
 """KV caches and other buffers of fixed shapes at fixed addresses, so that every decoding step can be a CUDA graph.
 
-The number of tokens read is a tensor on the device, and so is everything that follows from it: the places that a step
-writes to, and which places its query sees, as a mask over the whole buffer.
+The position of the next token is a tensor on the device, and so is all that follows from it: the places that a step
+writes to, and the mask of places that its query sees.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Place:
     """The place in a ring buffer of S places that a step writes to: block b of ``factor`` tokens goes to b % S.
 
     Args:
-        position_1: the position of the next token, a tensor (1,) that the state advances
+        position_1: the position of the next token, a tensor (1,) that the state moves on
         capacity: S
-        factor: tokens of a block, or one such number for each of N heads, (N, 1)
+        factor: tokens of a block, a number or a tensor (N, 1) with one for each head
 
     Attributes:
         newest_1: the block of the next token, (1,) or (N, 1); set by ``begin``
@@ -42,25 +42,25 @@ class Place:
         self.position_1, self.capacity, self.factor = position_1, capacity, factor
 
     def begin(self, phase: int) -> None:
-        """Compute the place for the step that begins, which ends the same blocks as a token at position ``phase``."""
+        """Compute the place for the next step, which ends the same blocks as a token at position ``phase`` would."""
         self.phase, self.newest_1 = phase, self.position_1 // self.factor
         self.index_1 = self.newest_1 % self.capacity
 
     @property
     def full(self) -> bool:
-        """Whether the step fills the last place, so that the buffer is one complete block."""
+        """Whether the step writes to the last place, which completes the buffer."""
         return bool((self.phase + 1) % (self.capacity * self.factor) == 0)
 
 
 class Slots(Place):
-    """The places of keys and values in a ring buffer, and an attention bias that hides those that a query may not see.
+    """The place of a key and value in a ring buffer, and an attention bias that masks what a query may not see.
 
     Args:
         position_1, capacity, factor: as for ``Place``; S is rounded up to a multiple of 8
         like: a tensor of the wanted type and device
-        visible: maps the query's position and block numbers, (S,) or (N, S), to True where the query sees the block.
-            By default it sees all blocks up to its own. With ``visible``, the last place holds a key and value of zero,
-            which is all that a query sees where it sees no block
+        visible: maps the query's position and block numbers, (S,) or (N, S), to True where the query sees the block;
+            by default it sees all up to its own. With ``visible``, the last place holds a key and value of zero, for
+            queries that see no block
 
     Attributes:
         bias: additive, (1, 1, 1, S) or (1, N, 1, S); set by ``begin``
@@ -93,22 +93,22 @@ class Slots(Place):
 
 
 def aligned(places: int) -> int:
-    """The number of places, rounded up to a multiple of 8."""
+    """Round up to a multiple of 8."""
     return -(-places // _ALIGNED) * _ALIGNED
 
 
 class FixedCache(KeyValueCache):
-    """A ``KeyValueCache`` in a buffer (2, B, N, S, H) of fixed size and address, which takes one position a step.
+    """A ``KeyValueCache`` in a buffer (2, B, N, S, H) of fixed size and address, for one position a step.
 
     Args:
         cache: a growing cache of the same B, N and H
-        slots: the places of keys and values, and the mask
+        slots: the places, and the mask
         buffer: a view to use as the buffer; allocated unless given
     """
 
     def __init__(self, cache: KeyValueCache, slots: Slots, buffer: Tensor | None = None) -> None:
         two, batch_size, heads, _, head_dim = cache.buffer.shape
-        # Zeros: hidden places have weight 0, and 0 times NaN would be NaN.
+        # Zeros, since a mask does not hide NaN: its weight of 0 times NaN is NaN.
         if buffer is None:
             buffer = cache.buffer.new_zeros(two, batch_size, heads, slots.size, head_dim)
         self.buffer = buffer
@@ -130,11 +130,11 @@ class FixedCache(KeyValueCache):
         return self.slots.bias
 
     def read(self, q_BN1H: Tensor, sinks_N: Tensor | None = None) -> Tensor:
-        """Attention of this step's query to the places that its mask leaves, (B, N, 1, H); zero if it sees none."""
+        """Attention of this step's query to the places that it sees, (B, N, 1, H)."""
         return attend(q_BN1H, *self.buffer, bias=self.slots.bias, sinks_N=sinks_N)
 
     def load(self, cache: KeyValueCache) -> None:
-        """Copy the positions of a growing cache; all other places become zero, since a mask does not hide NaN."""
+        """Copy the positions of a growing cache, and set all other places to zero."""
         self.buffer.zero_()
         kept, end = cache.kept()
         count = min(kept.size(3), self.slots.capacity)
@@ -156,7 +156,7 @@ class FixedRows(Rows):
         self.x.copy_(x)
 
     def load(self, rows: Rows) -> None:
-        """Copy other rows, of as many positions or fewer; the rest becomes zero."""
+        """Copy rows with as many positions or fewer, and set the rest to zero."""
         count = rows.x.size(1)
         self.x[:, :count].copy_(rows.x)
         self.x[:, count:].zero_()
@@ -182,22 +182,22 @@ class FixedBlock(FixedRows):
         self.place = place
 
     def join(self, x_B1D: Tensor) -> Tensor:
-        """Write one more position; return the block (B, k, D) in a step that completes it, else (B, 0, D)."""
+        """Write one more position; returns the block (B, k, D) if this completes it, else (B, 0, D)."""
         if x_B1D.size(1):
             self.x.index_copy_(1, self.place.index_1, x_B1D)
         return self.x if self.place.full and x_B1D.size(1) else self.x[:, :0]
 
 
 class FixedState(State):
-    """A model's state in buffers of fixed shapes at fixed addresses, which takes one token of every row a step.
+    """A model's state in buffers of fixed shapes at fixed addresses, for one token of every row a step.
 
-    Subclasses are called with the model, the number of rows B, and the number of tokens of a text that there is room
-    for. A replayed step runs no Python, so the number of tokens read is counted by ``Steps``.
+    Subclasses take the model, the number of rows B, and the longest text in tokens. ``Steps`` counts the tokens read,
+    since a replayed step runs no Python.
 
     Attributes:
-        length: the ``kind`` of the step that runs, in place of the number of tokens read
+        length: the ``kind`` of the current step, in place of the number of tokens read
         position_1: the position of the next token, (1,)
-        places: every ``Place`` of the state, whose ``begin`` runs at the beginning of a step
+        places: every ``Place`` of the state, whose ``begin`` runs first in a step
     """
 
     position_1: Tensor
@@ -211,9 +211,9 @@ class FixedState(State):
         self.position_1 += count
 
     def kind(self, length: int) -> int:
-        """Which kind of step follows ``length`` tokens. Steps of one kind run the same operations.
+        """The kind of step that follows ``length`` tokens; steps of one kind run the same operations.
 
-        A kind is itself a length: that of one of the texts after which a step is of this kind.
+        Kinds are named by a length: a step after that many tokens is of this kind.
         """
         return -1
 
@@ -229,12 +229,12 @@ class FixedState(State):
             part.load(own)
 
 
-# By model class, the state, which takes the model, B and the longest text in tokens.
+# The class of the state by that of the model.
 _STATES: dict[type, type] = {}
 
 
 def state_of(model: type) -> Callable[[T], T]:
-    """A state that is that of a class of models, and of those derived from it that have none of their own."""
+    """A decorator that makes a ``FixedState`` the state of a class of models, and of its subclasses by default."""
 
     def add(state: T) -> T:
         _STATES[model] = state
@@ -244,7 +244,7 @@ def state_of(model: type) -> Callable[[T], T]:
 
 
 def state_for(model: type) -> Any:
-    """The state of a class of models; None where there is none."""
+    """The ``FixedState`` of a class of models, or None."""
     return next((_STATES[kind] for kind in model.__mro__ if kind in _STATES), None)
 
 

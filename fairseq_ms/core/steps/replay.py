@@ -1,7 +1,7 @@
 """Decoding steps as CUDA graphs: all kernels of a token are launched at once, and none waits for the CPU.
 
 A replayed step runs the captured operations on the same memory, so it needs a state of fixed shapes (``FixedState``).
-Steps at which other blocks end run other operations: each such kind of step is a graph of its own.
+The blocks that end at a step decide which operations it has: each such kind of step is a graph of its own.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ _LEAST_ROOM = 256
 
 # torch captures one graph at a time in a process.
 _CAPTURING = threading.Lock()
-# Models whose capture failed; and the failed graphs, which torch's allocator may still refer to.
+# Models whose capture failed, and the failed graphs, to which torch's allocator may still refer.
 _REFUSED: WeakSet[nn.Module] = WeakSet()
 _BROKEN: list[torch.cuda.CUDAGraph] = []
 
 
 def has_steps(model: Any) -> bool:
-    """Whether a model has a state of fixed shapes, and so can decode by CUDA graphs."""
+    """Whether a model has a state of fixed shapes, which CUDA graphs need."""
     return state_for(type(model)) is not None
 
 
 def takes_graphs(model: Any, graphs: bool | None) -> bool:
-    """Whether a model decodes by CUDA graphs.
+    """Whether a model decodes by CUDA graphs; for None, wherever it can, unless FAIRSEQ_MS_GRAPHS=0 is set.
 
-    With ``graphs`` None, it does where it can, unless FAIRSEQ_MS_GRAPHS=0 is set in the environment. Raises ValueError
-    if ``graphs`` is True and it cannot.
+    Raises ValueError if ``graphs`` is True and it cannot.
     """
     if graphs is False or (graphs is None and os.environ.get("FAIRSEQ_MS_GRAPHS") == "0"):
         return False
@@ -67,20 +66,20 @@ def takes_graphs(model: Any, graphs: bool | None) -> bool:
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which a device's graphs are captured. torch's default one is of the first device that captures."""
+    """The stream on which a device's graphs are captured; torch's default one is that of the first device."""
     return torch.cuda.Stream(device)
 
 
-# Types that keys compare by value; anything else has to be the same object.
+# Types that keys compare by value; all others have to be the same object.
 _VALUES = {bool, int, float, complex, str, tuple, torch.dtype, torch.device}
-# Attributes of every module that graphs do not depend on: hooks (a model with hooks has no graphs) and the mode.
+# Attributes of modules that do not matter to graphs: hooks (a model with hooks has no graphs) and the mode.
 _USUAL = {*vars(nn.Module())} - {"_parameters", "_buffers", "_modules"}
 
 
 def _key(model: nn.Module) -> list[Any]:
-    """Everything about a model that a capture bakes into a graph; graphs are kept as long as the key stays the same.
+    """All that a captured step depends on: graphs are kept as long as the key stays the same.
 
-    That is, of all modules: addresses, types and shapes of tensors, and other attributes, also in containers.
+    Of all modules, addresses, types and shapes of tensors, and other attributes, also in containers.
     """
     found: list[Any] = []
     seen: set[nn.Module] = set()
@@ -118,12 +117,12 @@ def _same(key: list[Any], other: list[Any]) -> bool:
 class Steps:
     """Decoding steps of a model over one state of fixed shapes; on a GPU, a CUDA graph for each kind of step.
 
-    The first step of a kind runs eagerly, the second is captured, and all later ones are replayed.
+    The first step of a kind runs eagerly, the second is captured, and later ones are replayed.
 
     Args:
-        model: the model, whose weights must keep their addresses
+        model: a ``CausalModel``, whose weights must keep their addresses
         batch_size: B
-        capacity: the longest text, in tokens
+        capacity: the longest text in tokens
     """
 
     # The model's ``_key`` when these steps were made by ``of``.
@@ -137,24 +136,24 @@ class Steps:
         self.tokens_B1 = torch.zeros(batch_size, 1, dtype=torch.long, device=next(model.parameters()).device)
         # By kind: None after the first step, then the graph and its output.
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
-        # Graphs share a memory pool: the output of one step may be overwritten by the next, whatever its kind.
+        # Graphs share a memory pool, so that a step may overwrite the output of the one before, whatever its kind.
         self.pool: Any = None
 
     def __reduce__(self) -> tuple:
-        """A copy is None: graphs are of one model's weights."""
+        """Copies and pickles are None, since graphs are bound to one model's weights."""
         return type(None), ()
 
     @classmethod
     def of(cls, model: Any, batch_size: int, length: int) -> Steps:
-        """The steps that the model has kept from its last text, if they fit a text of this length, or new ones."""
-        # The model gets them back when its text is done: texts generated at the same time need a state each. A single
-        # pop, since they may begin in several threads.
+        """The steps that the model kept from its last text, if they fit, or new ones for a text of this length."""
+        # Taken from the model until this text is done, since texts that are generated at the same time need a state
+        # each; by a single pop, since they may begin in several threads.
         kept = vars(model).pop("steps", None)
         length, key = min(length, model.max_length() or length), _key(model)
         if kept is None or kept.batch_size != batch_size or kept.capacity < length or not _same(kept.key, key):
             kept = None  # so that there are never two at a time
             room = max(_LEAST_ROOM, 1 << (length - 1).bit_length())
-            # What is made in inference mode could not be written to outside of it.
+            # Tensors made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 kept = cls(model, batch_size, min(room, model.max_length() or room))
             kept.key = key
@@ -166,7 +165,7 @@ class Steps:
 
     @torch.no_grad()
     def begin(self, state: State) -> Steps:
-        """Continue the texts of a growing state, which is copied. Raises ValueError for another batch size."""
+        """Continue the texts of a growing state, from a copy; raises ValueError for another batch size."""
         state.check_rows(self.tokens_B1)
         self.state.load(state)
         self.state.batch_size, self.length = state.batch_size, state.length
@@ -176,7 +175,7 @@ class Steps:
     def __call__(self, tokens_B1: Tensor) -> Tensor:
         """Read one more token of every row, (B, 1) -> features (B, 1, D), which the next step overwrites.
 
-        Raises ValueError for another number of rows, and for a text longer than ``capacity``.
+        Raises ValueError for another number of rows, and for texts longer than ``capacity``.
         """
         state, rows = self.state, self.state.batch_size
         state.check_rows(tokens_B1)
@@ -206,8 +205,8 @@ class Steps:
         stream, graph = _capture_stream(device), torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
-            # Where a capture fails, torch leaves its stream the current one, so the stream is entered here as well.
-            # "thread_local": other threads may use the GPU meanwhile.
+            # The stream is entered here as well, since a capture that fails leaves it the current one.
+            # "thread_local", so that other threads may use the GPU meanwhile.
             with (
                 _CAPTURING,
                 torch.cuda.device(device),
@@ -219,7 +218,7 @@ class Steps:
             _REFUSED.add(self.model)
             _BROKEN.append(graph)
             with suppress(RuntimeError, AttributeError, IndexError):
-                # The old state may still be registered with the failed capture, and refuse to draw.
+                # Its old state may still be registered with the failed capture, and would refuse to draw.
                 generator = torch.cuda.default_generators[device.index or 0]
                 generator.graphsafe_set_state(generator.clone_state())
             cause = " ".join(str(error.__context__ or error).split())[:300]
@@ -228,7 +227,7 @@ class Steps:
             return None
 
     def step(self, kind: int) -> Tensor:
-        """Run a step of a kind eagerly: the operations that are captured."""
+        """Run a step of a kind eagerly; this is what is captured."""
         self.state.length = kind
         for place in self.state.places:
             place.begin(kind)
@@ -242,12 +241,12 @@ class Steps:
 
 
 class Reader:
-    """Reads tokens into a state: single tokens by CUDA graphs where possible, several tokens by one forward pass.
+    """Reads tokens into a state: one by CUDA graphs where possible, several by a forward pass.
 
-    While graphs read, ``state`` falls behind; ``settle`` brings it up to date by one pass over the tokens since.
+    While graphs read, ``state`` falls behind; ``settle`` has it read the tokens since then in one pass.
 
     Args:
-        model: a model of the core
+        model: a ``CausalModel``
         state: the texts so far
         graphs: as for ``takes_graphs``, whose ValueError is raised here
         room: the final length of the texts in tokens, 0 if unknown
@@ -270,22 +269,22 @@ class Reader:
             self._begin()
         if self.steps is None or not one_more or self.steps.length == self.steps.capacity:
             return self.model.features(tokens_BT, self.settle())
-        # A copy, because callers may reuse their tokens' memory.
+        # A copy, since callers may reuse memory.
         self.unread.append(tokens_BT.clone())
         return self.steps(tokens_BT)
 
     def _begin(self) -> None:
         rows, length = self.state.batch_size, self.state.length
         self.steps = Steps.of(self.model, rows, self.room if self.room > length else 2 * length).begin(self.state)
-        # The tokens that only the steps have read, and for each of their rows the state's row that it continues.
+        # Tokens that only the steps have read, and for each of their rows, the state's row that it continues.
         self.unread: list[Tensor] = []
         self.rows_B = torch.arange(rows, device=self.steps.tokens_B1.device)
-        # When this text is done, the model keeps the steps for its next one.
+        # The model keeps the steps for its next text.
         self.give_back = finalize(self, setattr, self.model, "steps", self.steps)
 
     @torch.no_grad()
     def settle(self) -> State:
-        """The state, after it has read everything that the steps have read. The steps go back to the model."""
+        """The state, brought up to date; the steps go back to the model."""
         if self.steps is not None:
             self.give_back()
             self.steps = None

@@ -23,15 +23,15 @@ _FEW = 128
 
 
 class WindowSlots:
-    """The places of all windows of a retina's layer in one buffer, so that a step writes all of them at once.
+    """The places of all windows of a retina's layer in one buffer, to which a step writes once.
 
-    Neighbouring windows of at most 128 places form a group, in which all are as wide as the widest and share one
-    attention call: launching a kernel takes longer than reading a few more keys.
+    Neighbouring windows of at most 128 places form a group: they have as many places as the widest of them and share
+    an attention call, since launching a kernel takes longer than reading a few more keys.
 
     Args:
         position_1: the position of the next token, (1,)
         scales: the windows with their heads
-        capacity: the longest text, in tokens
+        capacity: the longest text in tokens
         like: a tensor of the wanted type and device
         config: the model's configuration
 
@@ -60,7 +60,7 @@ class WindowSlots:
             self.groups.append((len(bounds), slots))
             self.windows += [(scale.heads // shared, slots) for scale in own]
         self.factors = list(dict.fromkeys(scale.factor for scale in scales if scale.factor > 1))
-        # A key is rotated by the first position of its block, a value not at all.
+        # A key is rotated by the first position of its block, a value by position 0.
         factors = [scale.factor for scale in scales for _ in range(scale.heads // shared)]
         self.factors_X = position_1.new_tensor([*config.heads * [1], *factors, *len(factors) * [2**62]])
         self.rotation = partial(config.rotation, like=like)
@@ -69,7 +69,7 @@ class WindowSlots:
         self.first_K, self.first_X = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))
 
     def begin(self, phase: int) -> None:
-        """Compute places, masks and rotations for the step that begins."""
+        """Compute places, masks and rotations for the next step."""
         for _, slots in self.groups:
             slots.begin(phase)
         self.index_K = self.first_K + torch.cat([slots.index_1 for _, slots in self.groups]).squeeze(1)
@@ -78,7 +78,7 @@ class WindowSlots:
 
 
 class FixedWindows(WindowCache):
-    """The KV caches and unfinished blocks of a retina's layer, each in one buffer that a step writes once.
+    """The KV caches of a retina's layer in one buffer, and its unfinished blocks in another.
 
     Args:
         cache: a growing one of the same sizes
@@ -103,10 +103,9 @@ class FixedWindows(WindowCache):
         return [FixedCache(cache, slots, x) for cache, (_, slots), x in zip(caches, parts, shaped)]
 
     def join(self, x_B1D: Tensor) -> list[Tensor]:
-        """Write one more position into the unfinished block of every coarse factor; return these, (B, k, D) each.
+        """Write one more position into the unfinished block of every coarse factor; returns these, (B, k, D) each.
 
-        They are projected at every step, whether complete or not: the key of an incomplete block is overwritten later,
-        and masked until then.
+        They are projected at every step: the key of an unfinished block is masked, and overwritten by the next step.
         """
         if self.unfinished:
             self.blocks.index_copy_(1, self.slots.index_X, x_B1D.expand(-1, len(self.unfinished), -1))
@@ -131,7 +130,7 @@ class FixedWindows(WindowCache):
 
 @state_of(Retina)
 class FixedRetina(FixedState, RetinaState):
-    """The windows of every layer; layers of one turn share their places."""
+    """The windows of every layer; layers with the same windows share their places."""
 
     def __init__(self, model: Retina, batch_size: int, capacity: int) -> None:
         like, growing = model.embed.like(), model.new_state(batch_size)
@@ -143,4 +142,4 @@ class FixedRetina(FixedState, RetinaState):
         super().__init__(model.config, batch_size, caches)
 
     def rotations(self, model: Retina, x_BTD: Tensor) -> None:
-        """None: ``FixedWindows.attend`` rotates queries and keys."""
+        """None, since ``FixedWindows.attend`` rotates queries and keys."""

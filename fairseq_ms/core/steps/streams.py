@@ -16,17 +16,17 @@ from fairseq_ms.core.transformer_xl import TransformerXL
 
 
 class SegmentSlots(Slots):
-    """The places of a memory's states and of the segment after them; the next token's place is ``position_1``.
+    """The places of a memory and of the segment after it; ``position_1`` is the next token's place.
 
     Attributes:
-        row_P: for each place, the row of its distance in the table of projected sinusoids; set by ``begin``
+        row_P: for each place, the row of its distance from the query in the projected sinusoids; set by ``begin``
     """
 
     row_P: Tensor
 
     def __init__(self, position_1: Tensor, window: int, like: Tensor) -> None:
         super().__init__(position_1, window, like)
-        # One place more than there are: relative attention drops the last column.
+        # One place more, since relative attention drops the last column.
         self.window, self.all_P = window, torch.arange(self.capacity + 1, device=like.device)
 
     def begin(self, phase: int) -> None:
@@ -45,19 +45,19 @@ class FixedSegment(FixedCache):
 
     @property
     def r_PNH(self) -> Tensor:
-        """The projected sinusoid of the distance from the query to each place."""
+        """The projected sinusoids of the distances from the query to all places."""
         return self.r_of_window_PNH.index_select(0, self.slots.row_P)
 
 
 @state_of(TransformerXL)
 class FixedStream(FixedState):
-    """A memory and the segment after it. A step of kind 1 ends a segment: its states then move into the memory.
+    """Memories and the segment after them. A step of kind 1 ends a segment, whose states then move into the memories.
 
     Attributes:
-        position_1: the place of the next token, where the memory's states come first
-        mems: the memory, by name, as in ``StreamState``
-        moving: by the same names, the states of the segment so far, in buffers (B, segment_len, D)
-        done: added to the number of tokens read, gives the token's place in its segment, modulo ``segment_len``
+        position_1: the place of the next token, after those of the memory
+        mems: the memories by name
+        moving: the states of the segment so far, by the same names, (B, segment_len, D)
+        done: plus the number of tokens read, modulo ``segment_len``, the next token's place in its segment
     """
 
     def __init__(self, model: StreamingModel, batch_size: int, capacity: int) -> None:
@@ -114,7 +114,7 @@ class FixedStream(FixedState):
         return y_B1D
 
     def begin_segment(self) -> None:
-        """Project the memory's states to keys and values, in front of the segment's."""
+        """Write the memories' keys and values, in front of the segment's."""
         for layer in self.model.memory_layers():
             pair = layer.attention.of_memory(self.mems[layer.name].x)
             for part, own in zip(self.caches[layer.name].buffer, pair):

@@ -11,7 +11,7 @@ from fairseq_ms.core.topdown import TopDown, TopDownState
 
 @state_of(TopDown)
 class FixedTopDown(FixedState, TopDownState):
-    """KV caches and newest output of every scale; the coarsest scale of which a block ends is the kind of a step."""
+    """KV caches and newest output of every scale; the coarsest scale whose block ends decides the kind of a step."""
 
     def __init__(self, model: TopDown, batch_size: int, capacity: int) -> None:
         like, scales = model.embed.like(), list(model.scales)

@@ -17,10 +17,11 @@ from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.attention import attend_blocks
+from fairseq_ms.core.ops.attention import split_heads, split_kv
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.plain import repeatable
 from fairseq_ms.core.ops.recompute import checkpointed, keep_in_graph
+from fairseq_ms.core.ops.window_attention import attend_blocks
 from fairseq_ms.core.pooling import Downsample, UnfinishedBlock
 from fairseq_ms.core.scales import Scale, check_layers, share_heads
 
@@ -44,6 +45,12 @@ class BottomUpConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_layers(self.scales)
+        if self.dim % self.heads:
+            raise ValueError(f"heads must divide dim {self.dim}, which aggregation shares: got {self.heads}")
+        if len(self.scales) < 2:
+            raise ValueError(f"scales must have one beside 1x: got {self.scales[0]}")
+        share_heads(self.scales[1:], self.heads)
         if self.aggregation_gate and self.init_residual == "zero":
             raise ValueError("init_residual must not be zero with aggregation_gate, which is zero too: both would stay")
 
@@ -130,23 +137,20 @@ class AggregationAttention(nn.Module):
         for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start, state))):
             if state is None:
                 k, v = self._keys_and_values(level, blocks[level]) if blocks[level].size(1) else 2 * (q_BNTH[:, :, :0],)
-                bounds, options = Scale(factor).bounds, (dropout, self.recompute, sinks[level])
-                outputs.append(attend_blocks(bounds, q_BNTH, k, v, 0, 0, *options))
+                outputs.append(attend_blocks(Scale(factor), q_BNTH, k, v, 0, 0, dropout, self.recompute, sinks[level]))
                 continue
             if blocks[level].size(1):
-                state.aggregation[level].append(*self._keys_and_values(level, blocks[level], start))
+                state.aggregation[level].append(self._keys_and_values(level, blocks[level], start))
             outputs.append(state.see(level, factor, q_BNTH, sinks[level]))
         y_BTD = self.out(torch.cat([y_BNTH.transpose(1, 2) for y_BNTH in outputs], dim=2).flatten(2))
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
-    def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int | Tensor = 0) -> tuple[Tensor, Tensor]:
-        """Project a scale's new blocks to keys and values, (B, C, D) -> (B, N, C, H); level 0 is the finest scale."""
+    def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int | Tensor = 0) -> Tensor:
+        """Project a scale's new blocks to keys and values, (B, C, D) -> (2, B, N, C, H); level 0 is the finest."""
         factor, heads = list(self.heads.items())[level]
         count = blocks_BCD.size(1) * factor
         rotation_2CF = self.config.rotation_after(start, count, blocks_BCD, factor, self.head_dim)
-        pair = self.qk(self.coarse[level](blocks_BCD), 0, heads, rotation_2CF)
-        k, v = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
-        return k, v
+        return split_kv(self.qk(self.coarse[level](blocks_BCD), 0, heads, rotation_2CF), heads)
 
     def _queries(self, x_BTD: Tensor, start: int | Tensor, state: BottomUpState | None) -> list[Tensor]:
         """Project tokens to queries of every scale's heads, (B, N, T, H) each."""
@@ -154,9 +158,8 @@ class AggregationAttention(nn.Module):
         before = state.aggregation[0] if state is not None else None
         queries, _ = norm_linear(x_BTD, self.norm, self.query, self.recompute, self.short_conv, before)
         queries = self.qk(queries, sum(self.heads.values()), 0, rotation_2TF)
-        # (B, T, N * H) -> (B, N, T, H)
-        heads = queries.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        return list(heads.split(list(self.heads.values()), dim=1))
+        counts = list(self.heads.values())
+        return list(split_heads(queries, sum(counts)).split(counts, dim=1))
 
 
 class BottomUpState(State):
@@ -188,7 +191,7 @@ class BottomUpState(State):
     def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
         """Attention from the next T tokens to the blocks of a scale, (B, N, T, H); level 0 is the finest scale."""
         k, v = self.aggregation[level].kept()[0]
-        return attend_blocks(Scale(factor).bounds, q_BNTH, k, v, self.length, sinks_N=sinks_N)
+        return attend_blocks(Scale(factor), q_BNTH, k, v, self.length, sinks_N=sinks_N)
 
 
 class BottomUp(LanguageModel[BottomUpState]):
@@ -196,11 +199,6 @@ class BottomUp(LanguageModel[BottomUpState]):
 
     def __init__(self, config: BottomUpConfig) -> None:
         super().__init__(config)
-        check_layers(config.scales)
-        if config.dim % config.heads:
-            raise ValueError(f"heads must divide dim {config.dim}, which aggregation shares: got {config.heads}")
-        if len(config.scales) < 2:
-            raise ValueError(f"scales must have one beside 1x: got {config.scales[0]}")
         finest, *coarse = config.scales
         self.coarse = TypedList(
             BottomUpScale(scale, scale.factor // finer.factor, config) for finer, scale in pairwise(config.scales)

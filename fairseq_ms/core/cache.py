@@ -1,4 +1,4 @@
-"""What a model remembers of the tokens it has read, in buffers that are filled in place."""
+"""KV caches, and the states of models, which move on as they read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_ms.core.ops.linear import convolve
 
 
 class CannotTruncate(Exception):
-    """A state has forgotten what it would need to go back; the caller starts from the tokens again."""
+    """A state has forgotten what it would need to go back: read the tokens again."""
 
 
 class Reorderable(Protocol):
@@ -26,12 +26,12 @@ class Reorderable(Protocol):
 
 
 class State(ABC):
-    """What a model knows of a batch of texts, ``length`` tokens into every row; nothing of it hides in the model.
+    """All that a model keeps of a batch of texts, of which it has read ``length`` tokens each.
 
-    A model's forward pass reads a state and moves it on, without gradients.
+    The forward pass reads a state and moves it on, without gradients.
 
     Args:
-        config: that of its model
+        config: the model's configuration
         batch_size: B
 
     Attributes:
@@ -45,32 +45,28 @@ class State(ABC):
 
     @property
     def position(self) -> int | Tensor:
-        """The position of the next token, for embeddings and rotations: ``length``, or the same in a tensor (1,)."""
+        """The position of the next token, a number or a tensor (1,)."""
         return self.length
 
     def move_on(self, count: int) -> None:
-        """Count tokens that have been read."""
+        """Count this many tokens as read."""
         self.length += count
 
     def copy(self) -> State:
-        """One that knows the same and shares no memory with this one, so that both can go on."""
+        """A copy that shares no memory, so that both can go on."""
         return copy.deepcopy(self)
 
     def check_rows(self, tokens_BT: Tensor) -> None:
-        """Raise ValueError unless there are as many rows of tokens as of texts."""
-        if tokens_BT.size(0) != self.batch_size:
-            wanted = f"state must be of the batch size of the tokens {tokens_BT.size(0)}"
-            raise ValueError(f"{wanted}: got {self.batch_size}")
+        """Raise ValueError for tokens of another batch size."""
+        if (rows := tokens_BT.size(0)) != self.batch_size:
+            raise ValueError(f"state must be of the batch size of the tokens {rows}: got {self.batch_size}")
 
     @abstractmethod
     def parts(self) -> Iterable[Reorderable]:
         """Everything that has a row for each text."""
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was; order (B',) may repeat and drop rows.
-
-        Whoever calls this leaves out an order that changes nothing: finding that out means waiting for a GPU.
-        """
+        """Row i becomes what row ``order[i]`` was; order (B',) may repeat and drop rows."""
         self.batch_size = order.numel()
         for part in self.parts():
             part.reorder(order)
@@ -82,7 +78,7 @@ class State(ABC):
 
 
 class Unread(State):
-    """A text that was read without a state: whoever continues it reads it again, once, into the state ``known``."""
+    """The state of texts that were read without one: the first call that continues them reads them into ``known``."""
 
     def __init__(self, config: Any, tokens_BT: Tensor) -> None:
         super().__init__(config, tokens_BT.size(0))
@@ -91,7 +87,7 @@ class Unread(State):
 
     @property
     def length(self) -> int:  # type: ignore[override]
-        """Tokens of the text, and those after it."""
+        """Tokens read."""
         return self.tokens_BT.size(1) if self.known is None else self.known.length
 
     def parts(self) -> list[Reorderable]:
@@ -111,7 +107,7 @@ class Unread(State):
 
 
 class Rows:
-    """A tensor with a row for each text, which a state replaces as it moves on."""
+    """A tensor (B, ...) that is replaced as a state moves on."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -125,29 +121,29 @@ class Rows:
 
 
 class LastInputs(Rows):
-    """The last N inputs (B, N, D) of a ``ShortConv``; before a text there are zeros."""
+    """The last N inputs (B, N, D) of a ``ShortConv``, zeros before a text."""
 
     def convolved(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
-        """T more positions, each plus the N before it times their weights."""
+        """``ShortConv`` of T more positions, (B, T, D)."""
         joined = torch.cat([self.x, x_BTD], dim=1)
-        # One token may stay a view; a view of more would keep all of them alive.
+        # A view keeps all positions alive, which only matters if there are many.
         self.put(joined[:, 1:] if x_BTD.size(1) == 1 else joined[:, x_BTD.size(1) :].clone())
         return convolve(joined, weight_ND)
 
 
 class KeyValueCache:
-    """Keys and values of one attention layer, (B, N, length, H) each, in buffers that are filled in place.
+    """Keys and values of one attention layer, (2, B, K, length, H), in a buffer that is filled in place.
 
     Args:
         batch_size: B
-        heads: K, of keys
+        heads: key/value heads K
         head_dim: H
-        capacity: positions to allocate; the buffers double when they are full
+        capacity: positions to allocate; the buffer doubles when it is full
         like: a tensor of the wanted type and device
 
     Attributes:
-        before: what the layer's short convolution remembers, if it has one
-        bias: of attention to what ``append`` gives; None where queries see all up to themselves
+        before: the last inputs of the layer's short convolution, if it has one
+        bias: bias of attention to the result of ``append``; None where queries see all up to themselves
     """
 
     before: LastInputs | None = None
@@ -158,28 +154,22 @@ class KeyValueCache:
         self.buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
         self.length = 0
 
-    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> tuple[Tensor, Tensor]:
-        """Append T positions; return all keys and values so far, views (B, N, S, H) each."""
-        end = self.length + k_BNTH.size(2)
+    def append(self, pair_2BKTH: Tensor) -> Tensor:
+        """Append keys and values of T positions; returns those of all S so far, a view (2, B, K, S, H)."""
+        end = self.length + pair_2BKTH.size(3)
         if end > self.buffer.size(3):
             self.buffer = F.pad(self.buffer, (0, 0, 0, max(end, 2 * self.buffer.size(3)) - self.buffer.size(3)))
-        self.buffer[0, :, :, self.length : end] = k_BNTH
-        self.buffer[1, :, :, self.length : end] = v_BNTH
+        self.buffer[:, :, :, self.length : end] = pair_2BKTH
         self.length = end
-        k, v = self.kept()[0]
-        return k, v
-
-    def append_both(self, pair_2BKTH: Tensor) -> tuple[Tensor, Tensor]:
-        """``append`` of keys and values that lie in one tensor, which some caches write at once."""
-        return self.append(*pair_2BKTH.unbind(0))
+        return self.kept()[0]
 
     def convolved(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
-        """``LastInputs.convolved`` of the inputs that the cache keeps."""
+        """``LastInputs.convolved`` by ``before``."""
         assert self.before is not None
         return self.before.convolved(x_BTD, weight_ND)
 
     def kept(self) -> tuple[Tensor, int]:
-        """Keys and values (2, B, N, S, H) of the last S positions that it has, and how many there have been."""
+        """Keys and values (2, B, K, S, H) of the last S positions, and the number of positions so far."""
         return self.buffer[:, :, :, : self.length], self.length
 
     def reorder(self, order: Tensor) -> None:

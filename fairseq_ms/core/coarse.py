@@ -30,13 +30,16 @@ class CoarseLMConfig(ModelConfig):
     scale: Scale = Scale(4, 12)  # noqa: RUF009 (it is frozen)
     downsampler: str = "avg"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers([self.scale], finest=False)
+
 
 class CoarseLM(LanguageModel[TopDownState]):
     """Layers over k-grams; every position has the output of the newest finished k-gram."""
 
     def __init__(self, config: CoarseLMConfig) -> None:
         super().__init__(config)
-        check_layers([config.scale], finest=False)
         self.factor = config.scale.factor
         self.scale = TopDownScale(config.scale, None, config, config.downsampler)
         self.reset_parameters()

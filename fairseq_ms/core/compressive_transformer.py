@@ -35,6 +35,12 @@ class CompressiveTransformerConfig(TransformerXLConfig):
     compression_rate: int = 2
     reconstruction_loss_weight: float = 0.01
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rate, length = self.compression_rate, self.segment_len
+        if rate < 2 or length % rate:
+            raise ValueError(f"compression_rate must be at least 2 and divide segment_len {length}: got {rate}")
+
 
 class CompressiveTransformer(TransformerXL):
     """Layers over [compressed memory, memory, segment]."""
@@ -43,9 +49,6 @@ class CompressiveTransformer(TransformerXL):
     has_auxiliary_loss = True
 
     def __init__(self, config: CompressiveTransformerConfig) -> None:
-        rate, length = config.compression_rate, config.segment_len
-        if rate < 2 or length % rate:
-            raise ValueError(f"compression_rate must be at least 2 and divide segment_len {length}: got {rate}")
         super().__init__(config)
         self.window += config.compressed_mem_len
 

@@ -217,6 +217,8 @@ class ModelConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.head_dim is None and self.dim % self.heads:
+            raise ValueError(f"heads must divide dim {self.dim}: got {self.heads}")
         predicted = self.output_vocab_size or self.vocab_size
         if predicted > self.vocab_size:
             raise ValueError(f"output_vocab_size must be at most vocab_size {self.vocab_size}: got {predicted}")

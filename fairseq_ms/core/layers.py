@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.config import RESIDUAL_STARTS, LayerConfig, ModelConfig
-from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+from fairseq_ms.core.ops.attention import attend, merge_heads, split_kv, split_qkv
 from fairseq_ms.core.ops.linear import NORMS, Preceding, activation_linear, norm_heads, norm_linear, projection
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
@@ -147,7 +147,7 @@ class SelfAttention(nn.Module):
         (q, k, v), bias = split_qkv(qkv, self.heads, self.key_heads), None
         if past is not None:
             inner = self.heads * self.head_dim
-            k, v = past.append_both(qkv[..., inner:].unflatten(-1, (2, self.key_heads, -1)).permute(2, 0, 3, 1, 4))
+            k, v = past.append(split_kv(qkv[..., inner:], self.key_heads))
             bias = past.bias
         y_BNTH = attend(q, k, v, bias, bias is None, dropout, self.recompute, self.qk.sinks)
         return self.out(merge_heads(y_BNTH))

@@ -40,17 +40,16 @@ class CausalModel(nn.Module, ABC, Generic[S]):
 
     @abstractmethod
     def features(self, tokens_BT: Tensor, state: S | None = None) -> Tensor:
-        """The model as its paper lists it, without the output layer: tokens (B, T) -> features (B, T, D).
+        """The model without its output layer, as its paper lists it: tokens (B, T) -> features (B, T, D).
 
-        With a state, the tokens continue its texts, and the state reads them.
+        With a state, the tokens continue its texts, and the state moves on.
         """
 
     @abstractmethod
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> S:
         """An empty state of B texts, with room for about ``capacity`` tokens each (it grows if there are more).
 
-        It is on ``device``, by default that of the weights. The device of the tokens is right also where weights are
-        offloaded and brought to it module by module.
+        It is on ``device``, by default that of the weights; where these are offloaded, give that of the tokens.
         """
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -65,9 +64,9 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         """Tokens (B, T) -> logits (B, T, V) for the token after each of them, and a state that continues the texts.
 
         Without a state, the tokens begin new texts and there are gradients; the returned state reads the tokens again
-        when it is first used. With a state, the tokens continue its texts: it reads them, is returned, and there are no
-        gradients. Raises ValueError for tokens that are no integers (B, T), a state of another batch size or of a model
-        with another configuration, and a text longer than ``max_length``.
+        when it is first used. With a state, the tokens continue its texts without gradients, and the state moves on
+        and is returned. Raises ValueError for tokens that are not integers (B, T), for a state of another batch size or
+        configuration, and for a text longer than ``max_length``.
         """
         tokens_BT = self.checked_tokens(tokens_BT)
         if state is None:
@@ -78,13 +77,13 @@ class CausalModel(nn.Module, ABC, Generic[S]):
             return self.logits(self._continued(tokens_BT, state)), state
 
     def _continued(self, tokens_BT: Tensor, state: S) -> Tensor:
-        """Check a state, and have it read more tokens, (B, T) -> features (B, T, D)."""
+        """Check a state, and continue its texts: tokens (B, T) -> features (B, T, D)."""
         self.check_state(state, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
         return self.features(tokens_BT, self.settled(state))
 
     def settled(self, state: S) -> S:
-        """The state itself, or for an ``Unread`` one a state that has read its tokens."""
+        """The state, or for an ``Unread`` one a state that has read its tokens."""
         unread: Any = state
         if not isinstance(unread, Unread):
             return state
@@ -95,7 +94,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         return cast(S, unread.known)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        """Features (B, T, D) -> logits (B, T, V); log-probabilities with adaptive softmax."""
+        """Features (B, T, D) -> logits (B, T, V), or log-probabilities with an adaptive softmax."""
         if self.adaptive_softmax is not None:
             return self.adaptive_softmax.log_probs(x_BTD)
         assert self.project is not None
@@ -104,9 +103,8 @@ class CausalModel(nn.Module, ABC, Generic[S]):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: S | None = None) -> Tensor:
         """Mean of -log p(target) in nats over the targets (B, T) that are not ``ignore_index``.
 
-        Equals ``F.cross_entropy`` of ``forward``'s logits, but computes only a few rows of these at a time. With a
-        state there are no gradients, as in ``forward``. Raises ValueError where ``forward`` does, and for targets of
-        another shape than the tokens.
+        Equals ``F.cross_entropy`` of ``forward``'s logits, of which it computes only a few rows at a time. With a state
+        there are no gradients. Raises ValueError where ``forward`` does, and for targets of another shape than tokens.
         """
         tokens_BT, targets_BT = self.checked_tokens(tokens_BT), self.checked_targets(targets_BT, tokens_BT)
         if state is None:
@@ -116,7 +114,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
             return self.loss_of(self._continued(tokens_BT, state), targets_BT, ignore_index)
 
     def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
-        """``loss``, given the features (B, T, D)."""
+        """``loss`` of features (B, T, D)."""
         x_QD, target_Q = x_BTD.flatten(0, 1), targets_BT.flatten()
         count = (target_Q != ignore_index).sum().clamp(min=1)
         if self.adaptive_softmax is None:
@@ -143,27 +141,26 @@ class CausalModel(nn.Module, ABC, Generic[S]):
     ) -> Prompts:
         """Continue prompts by n tokens: (B, P) -> (B, P + n), (P,) -> (P + n,), a list of (P,) -> a list of (P + n,).
 
-        The model is in evaluation mode meanwhile. Prompts in a list may have different lengths: the prefill reads as
-        many tokens as the shortest has, and the longer ones are then forced token by token while the shorter ones
-        decode, so that nothing is padded.
+        In evaluation mode. Prompts in a list may have different lengths, without padding: the prefill reads as many
+        tokens as the shortest has, and tokens of longer ones then replace what is drawn.
 
         Args:
             prompt: at least one token a row, or a list of rows
-            n: number of tokens to draw for each row, at most: ``eos_idx`` and ``stop`` end earlier
+            n: tokens to draw for each row, fewer where ``eos_idx`` or ``stop`` ends generation
             temperature: divides the logits; below 1e-6, the most probable token is taken
             top_k: draw among the k most probable tokens; 0 for all
             top_p: draw among the most probable tokens whose probabilities add up to this
-            state: the text before the prompt, which must then be no list; it reads all tokens but the last one drawn
-            generator: source of random numbers, torch's default one unless given
+            state: the text before the prompt, which is no list then; it reads all tokens but the last one drawn
+            generator: source of random numbers, by default torch's
             graphs: decode by CUDA graphs (True), without (False), or wherever possible (None)
             eos_idx: a symbol that ends a text and fills the rest of its row; generation stops when all texts have ended
-            allowed: (V,), True for symbols that may be drawn; all unless given
-            stop: is called with each column of tokens (B, 1) after the shortest prompt; True stops generation
+            allowed: (V,), True for symbols that may be drawn; by default all
+            stop: called with each column of tokens (B, 1) after the shortest prompt; True stops generation
 
-        Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size or of
-        a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can be
-        none, an ``eos_idx`` that is no symbol, an ``allowed`` of another shape or of no symbols, and, at the end, for
-        logits that were not finite.
+        Raises ValueError for a prompt without tokens, for numbers outside their ranges, a state of another batch size
+        or configuration, a text that would be longer than ``max_length``, ``graphs`` where there can be none, an
+        ``eos_idx`` that is no symbol, an ``allowed`` of another shape or of no symbols, and, at the end, for logits
+        that were not finite.
         """
         # Imported here, since its folder imports the models.
         from fairseq_ms.core.steps.generation import generate
@@ -190,7 +187,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         return x.long()
 
     def check_state(self, state: State, tokens_BT: Tensor) -> None:
-        """Raise ValueError unless the state has this model's configuration and as many rows as the tokens."""
+        """Raise ValueError for what is no state, and for a state of another configuration or batch size."""
         if not isinstance(state, State):
             got = type(state).__name__
             raise ValueError(f"state must be what new_state or a call before has returned: got {got}")
@@ -214,13 +211,10 @@ class CausalModel(nn.Module, ABC, Generic[S]):
 
 
 class Loss(nn.Module):
-    """A model's ``loss`` as a module's forward, for wrappers that only call that.
+    """A model's ``loss`` as the forward pass of a module, for wrappers that only call that.
 
-    ``DistributedDataParallel(Loss(model))(tokens, targets)`` averages gradients over processes in its backward pass;
-    one from ``ddp.module.loss`` leaves them those of each process.
-
-    Args:
-        model: whose parameters these are
+    ``DistributedDataParallel(Loss(model))(tokens, targets)`` averages gradients over processes, which
+    ``ddp.module.loss`` does not.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -233,18 +227,12 @@ class Loss(nn.Module):
 
 
 class LanguageModel(CausalModel[S]):
-    """A causal model of embedded tokens: a subclass builds its layers on ``self.embed``.
-
-    Args:
-        config: its sizes
-    """
+    """A causal model of embedded tokens: subclasses build their layers on ``self.embed``."""
 
     has_position_embedding = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if config.head_dim is None and config.dim % config.heads:
-            raise ValueError(f"heads must divide dim {config.dim}: got {config.heads}")
         self.config = config
         symbols, padding, predicted = config.vocab_size, config.padding_idx, config.output_vocab_size
         words: Any
@@ -274,7 +262,7 @@ class LanguageModel(CausalModel[S]):
         return self.config.max_positions if self.has_position_embedding and self.config.positions == "learned" else None
 
     def room(self, capacity: int) -> int:
-        """``capacity``, or ``max_length`` if that is less: the number of tokens to allocate a state for."""
+        """Tokens to allocate a state for: ``capacity``, but no more than ``max_length``."""
         most = self.max_length()
         return capacity if most is None else min(capacity, most)
 
@@ -282,7 +270,7 @@ class LanguageModel(CausalModel[S]):
 def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
     """Draw the weights of projections and embeddings from normal distributions; biases and padding are zero.
 
-    A module with a ``reset_parameters`` of its own, other than those, draws its own.
+    Other modules are reset by their ``reset_parameters``, if they have one.
     """
     for child in module.children():
         initialise(child, std, embedding_std)
@@ -300,7 +288,7 @@ def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
 
 @torch.no_grad()
 def start_residuals(module: nn.Module) -> None:
-    """Scale the initial projections into residual streams as ``init_residual`` says."""
+    """Scale the initial projections into residual streams (``init_residual``)."""
     for layer in module.modules():
         if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
             for projection in (layer.attention.out, layer.ffn.down):

@@ -1,6 +1,6 @@
-"""Pooling of k consecutive positions into one, a block of scale k, for whole texts and for texts that go on.
+"""Pooling of k consecutive positions into one, a block of scale k, in whole texts and piece by piece.
 
-From which position on a block may be used is up to the model.
+Models decide from which position on a block is seen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Downsample(nn.Module):
     """Pools every k consecutive positions into one (Multi-scale Transformer LMs, Section 3.2, Table 4).
 
     Args:
-        kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k; raises ValueError for another one
+        kind: "avg" (mean), "max", or "conv" (convolution with kernel and stride k); raises ValueError for others
         dim: model dimension D
         factor: k
     """
@@ -37,7 +37,7 @@ class Downsample(nn.Module):
 
     @property
     def padding(self) -> float:
-        """What a position before the first token holds: nothing for a sum, never the greatest for a maximum."""
+        """The padding before the first token: neutral in a sum, or in a maximum."""
         return -math.inf if self.kind == "max" else 0.0
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -51,12 +51,12 @@ class Downsample(nn.Module):
 
 
 class UnfinishedBlock(Rows):
-    """The positions (B, r, D) after the last finished block of k of them, r < k.
+    """The positions (B, r, D) of an unfinished block of k, r < k.
 
     Args:
         batch_size: B
         factor: k
-        like_BTD: what positions look like, for their width, type and device
+        like_BTD: a tensor of the wanted width, type and device
     """
 
     def __init__(self, batch_size: int, factor: int, like_BTD: Tensor) -> None:
@@ -64,23 +64,23 @@ class UnfinishedBlock(Rows):
         self.factor = factor
 
     def join(self, x_BTD: Tensor) -> Tensor:
-        """Put what waits in front of x: (B, r + T, D), from where a block begins; an incomplete one waits again."""
+        """The positions of the block and T more, (B, r + T, D); keeps those of the new unfinished block."""
         joined = torch.cat([self.x, x_BTD], dim=1) if self.x.size(1) else x_BTD
         self.x = joined[:, joined.size(1) - joined.size(1) % self.factor :].clone()
         return joined
 
 
 def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BMD: Tensor | None = None) -> Tensor:
-    """The right-aligned blocks that end at positions start .. start + T - 1: (B, T, D) -> (B, C, D).
+    """Pool the right-aligned blocks that end at positions start .. start + T - 1: (B, T, D) -> (B, C, D).
 
-    Block i covers positions (i-1)k+1 .. ik and serves outputs ik .. (i+1)k-1, so that every output has a block,
-    the first one included (Multi-scale Transformer LMs, Section 3.2, Listing 1)::
+    Block i covers positions (i-1)k+1 .. ik and serves outputs ik .. (i+1)k-1, so that every output has a block, even
+    the first (Multi-scale Transformer LMs, Section 3.2, Listing 1)::
 
         k = 4    position    . . . 0   1 2 3 4   5 6 7 8        (. is padding before the first token)
                  block       [  0  ]   [  1  ]   [  2  ]
                  serves      0 1 2 3   4 5 6 7   8 9 ...
 
-    ``before`` holds at least k - 1 positions before ``start``; without it there is padding, as before the first token.
+    ``before`` has at least k - 1 positions before ``start``; without it there is padding, as before the first token.
     """
     factor = pool.factor
     if factor == 1:
@@ -96,5 +96,5 @@ def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BMD: T
 
 
 def first_block(position: int, factor: int) -> int:
-    """The first right-aligned block that ends at a position or after it: block i ends at i * factor."""
+    """The first right-aligned block that ends at a position or after it."""
     return -(-position // factor)

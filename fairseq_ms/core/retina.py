@@ -1,6 +1,6 @@
-"""The retina: near tokens fine and far tokens coarse (Multi-scale Transformer LMs, Section 3.4, Listing 3, Table 4).
+"""The retina: some heads see near tokens one by one, others see far tokens in blocks.
 
-In every layer, some heads see near tokens one by one and others see far ones in blocks.
+Multi-scale Transformer LMs, Section 3.4, Listing 3, Table 4.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.attention import attend_blocks, split_heads
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.core.ops.window_attention import attend_window
 from fairseq_ms.core.pooling import Downsample, UnfinishedBlock
 from fairseq_ms.core.scales import Scale, window_turns
 
-# A text is continued by at most so many tokens at a time: their scores against each other and the window are one table.
+# A text is continued by so many tokens at a time, since their scores for all keys of a window are in memory at once.
 _AT_A_TIME = 256
 
-# Queries (B, N, T, H), keys and values (B, K, C, H), and sinks (N,) or None, of the heads of a window.
-Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
+# A window's queries (B, N, T, H), keys and values (2, B, K, C, H), and sinks (N,) or None.
+Heads = tuple[Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,9 @@ class RetinaConfig(ModelConfig):
     """Sizes of a ``Retina``.
 
     Attributes:
-        layers: how many
-        scales: windows in tokens, finest scale first; several may share a factor, and 1x alone is a sliding window.
-            Heads are shared evenly unless every window names its own. Of a tuple of such tuples, layers take turns
+        layers: number of layers
+        scales: windows in tokens, finest scale first, several of which may share a factor, or a tuple of such tuples
+            that the layers take in turns; heads are shared evenly unless every window names its own
         downsampler: "avg", "max" or "conv"
     """
 
@@ -49,35 +48,40 @@ class RetinaConfig(ModelConfig):
     )
     downsampler: str = "avg"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        group = self.heads // self.key_heads
+        for scale in (scale for turn in self.turns for scale in turn):
+            if scale.heads % group:
+                rule = f"Scale.heads must be a multiple of {group}, the heads that share keys, with kv_heads"
+                raise ValueError(f"{rule} {self.kv_heads}: got {scale.heads} for {scale.window}")
+
+    @property
+    def turns(self) -> list[list[Scale]]:
+        """The windows of one layer after the other, again and again, with their heads (``window_turns``)."""
+        return window_turns(self.scales, self.heads, self.layers)
+
 
 class RetinaAttention(nn.Module):
-    """Multi-head attention whose heads look at several scales of the layer's input, each through its window.
+    """Multi-head attention whose heads see several scales of the layer's input, each through its window.
 
-    Queries come from every position. Keys and values of a coarse scale are projected from the normalised input
-    pooled at that scale. With 1x alone it is plain local attention (Multi-scale Transformer LMs, Section 3.4,
-    Listing 3, Table 4).
+    There are queries for every position. Keys and values of a coarse scale are projected from the normalised input,
+    pooled at that scale. With 1x alone this is local attention.
 
     Args:
         config: sizes and probabilities, and how blocks are pooled
         scales: the windows with their heads, 1x first
-
-    Raises ValueError for windows that do not hold whole groups of heads that share keys and values.
     """
 
     def __init__(self, config: RetinaConfig, scales: Sequence[Scale]) -> None:
         super().__init__()
         dim, heads = config.dim, sum(scale.heads for scale in scales)
-        assert scales[0].factor == 1
         self.config, self.scales = config, list(scales)
         self.head_dim, group = config.width_of_head, heads // config.key_heads
-        for scale in scales:
-            if scale.heads % group:
-                rule = f"Scale.heads must be a multiple of {group}, the heads that share keys, with kv_heads"
-                raise ValueError(f"{rule} {config.kv_heads}: got {scale.heads} for {scale.window}")
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm, self.short_conv = config.norm_before(), config.short_convolution()
-        # Heads of keys and values, by window and by factor: windows of one share a projection, and what is pooled.
+        # Key/value heads by window and by factor; windows of one factor share their projection.
         self.key_heads = [scale.heads // group for scale in scales]
         self.heads = dict.fromkeys((scale.factor for scale in scales), 0)
         for scale, count in zip(scales, self.key_heads):
@@ -96,29 +100,30 @@ class RetinaAttention(nn.Module):
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D).
 
-        Attends within x or, with ``past``, to what is before it as well, and appends x's keys and values to ``past``.
-        ``rotations[k]`` turns the keys of scale k: one a token for 1x, and one a block that these tokens complete.
+        Attends to x and, with ``past``, to what is before it, and appends x's keys and values to ``past``.
+        ``rotations[k]`` rotates the keys of scale k: those of the T tokens for 1x, of the blocks that they complete
+        for others.
         """
         fine, coarse = self.project(x_BTD, past)
         if past is not None and past.attend is not None:
             return self.out(past.attend(self.qk, fine, coarse))
         dropout, seen = self.dropout if self.training else 0.0, []
         start = past.windows[0].length if past is not None else 0
-        for place, (q, k, v, sinks_N) in enumerate(self.by_window(*self.turned(fine, coarse, rotations))):
-            scale = self.scales[place]
+        for place, (q, pair, sinks_N) in enumerate(self.by_window(*self.turned(fine, coarse, rotations))):
+            oldest = 0
             if past is not None:
-                known_k, known_v = past.windows[place].append(k, v)
-            if past is None or not start:
-                seen.append(attend_window(scale, q, k, v, dropout, self.recompute, sinks_N))
-            else:
-                oldest = past.windows[place].length - known_k.size(2)
-                y_BNTH = attend_blocks(scale.bounds, q, known_k, known_v, start, oldest, sinks_N=sinks_N)
-                seen.append(y_BNTH.transpose(1, 2))
+                known = past.windows[place].append(pair)
+                if start:
+                    pair, oldest = known, past.windows[place].length - known.size(3)
+            options = dropout, self.recompute, sinks_N, start, oldest
+            seen.append(attend_window(self.scales[place], q, *pair.unbind(0), *options))
         return self.out(torch.cat(seen, dim=2).flatten(2))
 
     def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Queries of all heads beside keys and values of the K heads at 1x, (B, T, ... + 2 * K * H), and of every other
-        scale keys beside values of its own K heads, (B, C, 2 * K * H), for the C blocks that are complete.
+        """Project queries, and keys and values of every scale.
+
+        Queries of all heads lie beside keys and values at 1x, (B, T, N * H + 2 * K * H). The other scales have keys
+        beside values, (B, C, 2 * K * H), of the C blocks that are complete.
         """
         before = past.windows[0] if past is not None else None
         read = x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before
@@ -127,8 +132,8 @@ class RetinaAttention(nn.Module):
         for joined, pool, project in zip(inputs, self.pools, self.coarse):
             whole = joined.size(1) - joined.size(1) % pool.factor
             if not whole:
-                # No block is complete yet. Compilers do not expect operations on empty tensors; distributed training
-                # needs a gradient for every parameter.
+                # No block is complete. Compilers do not expect empty tensors, so nothing is computed, but
+                # distributed training needs a gradient for every parameter.
                 fine = keep_in_graph(fine, [*pool.parameters(), *project.parameters()] if self.training else [])
                 coarse.append(fine.new_empty(fine.size(0), 0, 2 * self.heads[pool.factor] * self.head_dim))
             else:
@@ -139,14 +144,13 @@ class RetinaAttention(nn.Module):
         self, fine: Tensor, coarse: Sequence[Tensor], rotations: Mapping[int, Tensor | None] | None
     ) -> list[Tensor]:
         """Apply query/key norms and rotary positions to the output of ``project``."""
-        # All queries lie in the tensor of 1x; coarse ones have keys and values.
         queries = [sum(scale.heads for scale in self.scales), *[0] * len(coarse)]
         turns = [rotations.get(factor) if rotations else None for factor in self.heads]
         every = zip([fine, *coarse], queries, self.heads.values(), turns)
         return [self.qk(x, *of) if x.size(1) else x for x, *of in every]
 
     def by_window(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
-        """Split the output of ``turned`` into queries, keys, values and sinks of every window."""
+        """Split the output of ``turned`` into queries, keys, values and sinks of each window."""
         counts = [scale.heads for scale in self.scales]
         dim = self.head_dim * sum(counts)
         keys: list[Tensor] = []
@@ -154,12 +158,12 @@ class RetinaAttention(nn.Module):
             # (B, C, 2 * K * H) -> by window of the factor, (2, B, K, C, H)
             both = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
             keys += both.split([n for n, scale in zip(self.key_heads, self.scales) if scale.factor == factor], dim=2)
-        queries = split_heads(fine[..., :dim], sum(counts)).split(counts, dim=1)
+        queries = fine[..., :dim].unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
         sinks = self.qk.sinks.split(counts) if self.qk.sinks is not None else [None] * len(counts)
-        return [(q, *pair.unbind(0), own) for q, pair, own in zip(queries, keys, sinks)]
+        return list(zip(queries, keys, sinks))
 
     def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> WindowCache:
-        """An empty cache with room for texts of ``capacity`` tokens, of the type and on the device of ``like``."""
+        """An empty cache for texts of ``capacity`` tokens, of the type and on the device of ``like``."""
         windows: list[KeyValueCache] = []
         for scale, heads in zip(self.scales, self.key_heads):
             kind = KeyValueCache if scale.far is None else SlidingCache
@@ -169,16 +173,15 @@ class RetinaAttention(nn.Module):
         return WindowCache(windows, unfinished)
 
     def keys_and_values(self, x_BTD: Tensor) -> dict[int, Tensor]:
-        """By factor, keys beside values (B, T // k, 2 * K * H), before norms and rotation."""
+        """Keys beside values, before norms and rotation, (B, T // k, 2 * K * H), by factor."""
         fine, coarse = self.project(x_BTD)
         return dict(zip(self.heads, [fine[..., self.out.in_features :], *coarse]))
 
 
 class SlidingCache(KeyValueCache):
-    """What is still needed of keys and values, at least the last ``keep`` positions, (B, N, position, H).
+    """A KV cache of at least the last ``keep`` positions.
 
-    The buffer has room for twice as many; when it is full, what is still needed moves to its front, so a
-    step costs the same at any position.
+    The buffer has room for twice as many; when it is full, the last ones move to its front.
     """
 
     def __init__(self, batch_size: int, heads: int, head_dim: int, keep: int, like: Tensor) -> None:
@@ -186,24 +189,23 @@ class SlidingCache(KeyValueCache):
         self.keep = keep
         self.first = 0
 
-    def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> tuple[Tensor, Tensor]:
-        """Add C positions; returns keys and values of the positions kept so far and of the new ones.
+    def append(self, pair_2BKCH: Tensor) -> Tensor:
+        """Append keys and values of C positions; returns those kept so far and the new ones.
 
-        There may be older ones among them than a query sees: ``attend_blocks`` leaves those out.
+        Some may be older than any query sees: ``attend_window`` leaves them out.
         """
-        used, count = self.length - self.first, k_BNCH.size(2)
-        known = self.buffer[:, :, :, max(0, used - self.keep) : used]
+        used, count = self.length - self.first, pair_2BKCH.size(3)
+        oldest = max(0, used - self.keep)
         if used + count <= self.buffer.size(3):
-            self.buffer[0, :, :, used : used + count] = k_BNCH
-            self.buffer[1, :, :, used : used + count] = v_BNCH
-            known = self.buffer[:, :, :, max(0, used - self.keep) : used + count]
+            self.buffer[:, :, :, used : used + count] = pair_2BKCH
+            known = self.buffer[:, :, :, oldest : used + count]
         else:
-            known = torch.cat([known, torch.stack([k_BNCH, v_BNCH])], dim=3)
+            known = torch.cat([self.buffer[:, :, :, oldest:used], pair_2BKCH], dim=3)
             kept = known[:, :, :, -self.keep :]
             self.buffer[:, :, :, : kept.size(3)] = kept
             self.first = self.length + count - kept.size(3)
         self.length += count
-        return known[0], known[1]
+        return known
 
     def kept(self) -> tuple[Tensor, int]:
         return self.buffer[:, :, :, : self.length - self.first], self.length
@@ -213,15 +215,15 @@ class SlidingCache(KeyValueCache):
 
 
 class WindowCache:
-    """The KV cache of a layer: one a window, and positions that wait to be pooled.
+    """The KV caches of a layer's windows, and its unfinished blocks.
 
     Args:
-        windows: of each window, the keys and values that it can see: the last ones, or all through an open one
-        unfinished: by coarse factor, the normalised positions that wait to be pooled
+        windows: for each window, the KV cache of what it can see
+        unfinished: for each coarse factor, the normalised inputs that wait to be pooled
 
     Attributes:
-        attend: if a cache has it (``core/steps``), computes attention of one more position through all windows at
-            once; takes ``RetinaAttention.qk`` and the results of ``project``
+        attend: in a state of fixed shapes (``core/steps``), attends from one more position through all windows at once,
+            given ``RetinaAttention.qk`` and the results of ``project``
     """
 
     attend: Callable[[QueryKey, Tensor, Sequence[Tensor]], Tensor] | None = None
@@ -230,23 +232,23 @@ class WindowCache:
         self.windows, self.unfinished = windows, unfinished
 
     def parts(self) -> list[KeyValueCache | UnfinishedBlock]:
-        """All caches, each with a row for every text of the batch."""
+        """All of them."""
         return [*self.windows, *self.unfinished]
 
     def join(self, x_BTD: Tensor) -> list[Tensor]:
-        """By coarse factor, the r positions of its unfinished block and the T new ones, (B, r + T, D)."""
+        """For each coarse factor, the r positions of its unfinished block and T new ones, (B, r + T, D)."""
         return [block.join(x_BTD) for block in self.unfinished]
 
 
 class RetinaState(State):
-    """The windows of every layer. What has left a window is forgotten; only open ones cost more as a text grows."""
+    """A cache for each layer. What has left a window is forgotten; only open windows cost more as a text grows."""
 
     def __init__(self, config: RetinaConfig, batch_size: int, caches: list[WindowCache]) -> None:
         super().__init__(config, batch_size)
         self.caches = caches
 
     def rotations(self, model: Retina, x_BTD: Tensor) -> dict[int, Tensor | None] | None:
-        """The rotary rotations of the next tokens (``Retina.rotations``)."""
+        """``Retina.rotations`` of the next tokens."""
         return model.rotations(self.length, x_BTD)
 
     def parts(self) -> Iterable[KeyValueCache | UnfinishedBlock]:
@@ -254,15 +256,11 @@ class RetinaState(State):
 
 
 class Retina(LanguageModel[RetinaState]):
-    """Layers over token positions, each of which looks at all scales of its input.
-
-    Attributes:
-        turns: the windows of one layer after the other, again and again
-    """
+    """Layers over token positions, each of which sees all scales of its input."""
 
     def __init__(self, config: RetinaConfig) -> None:
         super().__init__(config)
-        self.turns = window_turns(config.scales, config.heads, config.layers)
+        self.turns = config.turns
         self.head_dim = config.width_of_head
         each = (RetinaAttention(config, windows) for windows in cycle(self.turns))
         self.layers = TypedList(ResidualLayer(config, next(each), config.layers) for _ in range(config.layers))
@@ -289,12 +287,12 @@ class Retina(LanguageModel[RetinaState]):
         return self.norm(x_BTD)
 
     def rotations(self, start: int, x_BTD: Tensor) -> dict[int, Tensor | None]:
-        """By factor, the ``rotation_after`` of the blocks that the T tokens after ``start`` others complete."""
+        """``rotation_after`` of the blocks that T tokens after ``start`` others complete, by factor."""
         of_scale, factors = self.config.rotation_after, {scale.factor for turn in self.turns for scale in turn}
         return {factor: of_scale(start, x_BTD.size(1), x_BTD, factor, self.head_dim) for factor in factors}
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By scale k, the keys and values that its heads in the last layer look at, (B, T // k, 2 * K * H)."""
+        """By scale k, the keys and values of its heads in the last layer, (B, T // k, 2 * K * H)."""
         x_BTD = self.embed(tokens_BT)
         rotations = self.rotations(0, x_BTD)
         *first, last = list(self.layers)

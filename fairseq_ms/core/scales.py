@@ -1,4 +1,4 @@
-"""The scales of a model, the windows through which heads see them, and the rules that both must obey."""
+"""The scales of a model and the windows through which heads see them, and their rules."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_ms.core.ops.attention import visible
-
 
 @dataclass(frozen=True)
 class Scale:
-    """One scale of a model, or what some heads see of it through a window.
+    """One scale of a model, or a window through which some heads see it.
 
     Attributes:
-        factor: how many tokens a position of this scale stands for, k
-        layers: transformer layers at this scale (0 where a model does not count layers by scale)
-        near, far: the attention window in tokens: a block is seen iff near <= distance of its first token < far and it
-            is finished; None is an open end
-        heads: attention heads at this scale or of this window; 0 at all shares the model's heads evenly
+        factor: tokens of a position of this scale, a block, k
+        layers: transformer layers at this scale (0 in models that do not count layers by scale)
+        near, far: the window in tokens: a block is seen iff it is finished and near <= distance of its first token
+            < far; None is an open end
+        heads: attention heads of this scale or window; with 0 for all, they share the model's heads evenly
     """
 
     factor: int
@@ -40,21 +38,27 @@ class Scale:
         return f"{self.factor}x={self.near}:{'' if self.far is None else self.far}"
 
     def visible(self, queries: Tensor, blocks: Tensor) -> Tensor:
-        """Whether queries (..., T, 1) see blocks (..., 1, S), both whole numbers: finished and in the window."""
+        """Whether queries at positions (..., T, 1) see blocks number (..., 1, S)."""
         return visible(queries, blocks, *self.bounds)
 
     @property
     def bounds(self) -> tuple[int, int, int]:
-        """The bounds of ``ops.attention.visible``."""
+        """Tokens of a block, and the nearest and the first too distant first token of those that are seen."""
         return self.factor, max(self.near, self.factor - 1), 2**62 if self.far is None else self.far
 
     def most_blocks(self, length: int) -> int:
-        """The most blocks that lie between a query and ``far`` in a text of so many tokens."""
+        """The most blocks between a query and ``far`` in a text of so many tokens."""
         return -(-length // self.factor) if self.far is None else self.far // self.factor
 
 
+def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any) -> Tensor:
+    """``Scale.visible`` with the given ``bounds``, numbers or tensors that broadcast."""
+    distance = queries - blocks * factor
+    return (distance >= nearest) & (distance < end)
+
+
 def check_layers(scales: Sequence[Scale], finest: bool = True) -> None:
-    """``check_scales`` of a model that counts layers by scale and has no windows."""
+    """``check_scales`` for a model that counts layers by scale and has no windows."""
     check_scales(scales, finest)
     for scale in scales:
         if scale.layers < 1:
@@ -75,9 +79,9 @@ def check_scales(scales: Sequence[Scale], finest: bool = True) -> None:
 
 
 def share_heads(scales: Sequence[Scale], heads: int) -> list[Scale]:
-    """The scales, each with as many of the ``heads`` as the others unless they name their own.
+    """The scales with their heads: the model's are shared evenly, unless every scale names its own.
 
-    Raises ValueError for heads that cannot be shared evenly, and for own ones that do not add up.
+    Raises ValueError for heads that cannot be shared evenly or do not add up.
     """
     own = [scale.heads for scale in scales]
     if any(own):
@@ -98,10 +102,10 @@ def share_heads(scales: Sequence[Scale], heads: int) -> list[Scale]:
 
 
 def window_turns(scales: Sequence[Any], heads: int, layers: int) -> list[list[Scale]]:
-    """The windows of one layer after the other, with their heads: a tuple of scales, or of such tuples in turns.
+    """The windows of one layer after the other, with their heads, given a tuple of scales or of such tuples.
 
-    Several windows may share a factor. Raises ValueError for windows that leave a gap or that blocks do not fit, for
-    heads that do not add up, and for more turns than layers.
+    Several windows may share a factor. Raises ValueError for windows that leave a gap or cut blocks, for heads that do
+    not add up, and for more tuples than layers.
     """
     turns = [list(turn) for turn in ([scales] if not scales or isinstance(scales[0], Scale) else scales)]
     if len(turns) > layers:
@@ -119,13 +123,12 @@ def _windows(scales: list[Scale], heads: int) -> list[Scale]:
     for scale in sorted(scales, key=attrgetter("factor", "near")):
         if scale.near > reached:
             raise ValueError(f"scales must leave no gap: got {scale.window} after windows that end at {reached}")
-        # Nothing is missing where a finer window is open.
         reached = max(reached, 2**62 if scale.far is None else scale.far)
     return share_heads(scales, heads)
 
 
 def check_window(scale: Scale, name: str) -> None:
-    """Raise ValueError for a window of no blocks, or with bounds within some; its sentence is on ``name``."""
+    """Raise ValueError, about ``name``, for a window without blocks, or with bounds within a block."""
     k, near, far = scale.factor, scale.near, scale.far
     if not all(isinstance(n, int) for n in (near, far or 0)) or near < 0 or (far is not None and near >= far):
         raise ValueError(f"{name} must be near:far with 0 <= near < far: got {scale.window}")

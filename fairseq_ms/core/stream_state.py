@@ -108,10 +108,10 @@ class SegmentCache(KeyValueCache):
         distances, heads, head_dim = r_PNH.shape
         super().__init__(batch_size, heads, head_dim, distances - 1, r_PNH)
 
-    def begin(self, k_BNMH: Tensor, v_BNMH: Tensor) -> None:
+    def begin(self, pair_2BNMH: Tensor) -> None:
         """Begin a segment, after the keys and values of a memory."""
         self.truncate(0)
-        self.append(k_BNMH, v_BNMH)
+        self.append(pair_2BNMH)
 
 
 # KV caches by the name of the layer's memory, for a segment that is read in pieces; none for one that is read at once.

@@ -21,7 +21,7 @@ from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.attention import split_qkv
+from fairseq_ms.core.ops.attention import split_kv, split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, records
@@ -53,14 +53,13 @@ class RelativeAttention(nn.Module):
         """Project sinusoids of distances, (P, D) -> r (P, N, H)."""
         return self.position(positions_PD).unflatten(-1, (self.heads, -1))
 
-    def of_memory(self, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, N, M, H) of a memory."""
+    def of_memory(self, m_BMD: Tensor) -> Tensor:
+        """Keys and values (2, B, N, M, H) of a memory."""
         project: Any = self.qkv
         if plain(self.qkv, nn.Linear):  # a memory needs no queries
             project = partial(F.linear, weight=self.qkv.weight[self.u.numel() :])
         kv, _ = norm_linear(m_BMD, self.norm, project, self.recompute)
-        k, v = kv[..., -2 * self.u.numel() :].unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return k, v
+        return split_kv(kv[..., -2 * self.u.numel() :], self.heads)
 
     def forward(self, s_BTD: Tensor, past: SegmentCache | None, m_BMD: Tensor, positions_PD: Tensor) -> Tensor:
         """Attend over memory and segment, (B, T, D) -> (B, T, D).
@@ -72,9 +71,10 @@ class RelativeAttention(nn.Module):
             m_BMD: the memory, which gets no gradient
             positions_PD: ``sinusoids`` of at least as many keys as there are
         """
-        q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute)[0], self.heads)
+        qkv, _ = norm_linear(s_BTD, self.norm, self.qkv, self.recompute)
+        q, k, v = split_qkv(qkv, self.heads)
         if past is not None:
-            (k, v), r_PNH, bias = past.append(k, v), past.r_PNH, past.bias
+            (k, v), r_PNH, bias = past.append(split_kv(qkv[..., self.u.numel() :], self.heads)), past.r_PNH, past.bias
         else:
             r_PNH, bias = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :]), None
             # Joined with the heads first, as attention reads them: (N, B, M + T, H)
@@ -280,7 +280,7 @@ class StreamingModel(LanguageModel[StreamState]):
         if not state.done:
             state.before, state.moving = state.mems, {}
             for layer in self.memory_layers():
-                state.caches[layer.name].begin(*layer.attention.of_memory(state.mems[layer.name]))
+                state.caches[layer.name].begin(layer.attention.of_memory(state.mems[layer.name]))
         y_BTD, moving = self.forward_segment(x_BTD, state.before, self.sinusoids(x_BTD), state.caches)
         state.moving = join(state.moving, moving)
         unread = {name: x for name, x in moving.items() if name not in state.caches}

@@ -37,6 +37,10 @@ class TopDownConfig(ModelConfig):
     scales: tuple[Scale, ...] = (Scale(1, 8), Scale(4, 8), Scale(16, 7), Scale(64, 7))
     downsampler: str = "avg"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers(self.scales)
+
 
 class TopDownScale(nn.Module):
     """Pooling to blocks, a norm, joining with the coarser scale, if there is one, and layers over blocks.
@@ -124,7 +128,6 @@ class TopDown(LanguageModel[TopDownState]):
 
     def __init__(self, config: TopDownConfig) -> None:
         super().__init__(config)
-        check_layers(config.scales)
         self.scales: TypedList[TopDownScale] = TypedList()
         coarser: Scale | None = None
         for scale in reversed(config.scales):

@@ -35,6 +35,16 @@ class TransformerQLConfig(StreamingConfig):
     droppath: float = 0.0
     compression: str = "max"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers(self.scales)
+        if self.segment_len % (coarsest := self.scales[-1].factor):
+            rule = f"segment_len must be a multiple of the coarsest scale {coarsest}"
+            raise ValueError(f"{rule}: got {self.segment_len}")
+        if self.compression not in ("max", "avg"):
+            raise ValueError(f"compression must be max or avg: got {self.compression!r}")
+        check_probability("droppath", self.droppath)
+
 
 class TransformerQL(StreamingModel):
     """Layers at every scale, each over [memory, segment] of that scale, then layers over their mean."""
@@ -43,16 +53,8 @@ class TransformerQL(StreamingModel):
 
     def __init__(self, config: TransformerQLConfig) -> None:
         super().__init__(config)
-        check_layers(config.scales)
-        factors = [scale.factor for scale in config.scales]
-        if config.segment_len % factors[-1]:
-            rule = f"segment_len must be a multiple of the coarsest scale {factors[-1]}"
-            raise ValueError(f"{rule}: got {config.segment_len}")
-        if config.compression not in ("max", "avg"):
-            raise ValueError(f"compression must be max or avg: got {config.compression!r}")
-        check_probability("droppath", config.droppath)
         self.droppath = config.droppath
-        self.lengths = scale_lengths(self.segment_len, self.mem_len, factors)
+        self.lengths = scale_lengths(self.segment_len, self.mem_len, [scale.factor for scale in config.scales])
         self.scales = TypedList(self._layers(f"scale{scale.factor}", scale.layers) for scale in config.scales)
         # Every layer of the figure ends in a layer norm. Pre-LN layers do not, so their scale does: otherwise residual
         # streams, which grow with depth, would be pooled and averaged.

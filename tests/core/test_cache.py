@@ -18,8 +18,7 @@ def test_a_cache_is_what_was_appended_reordered_and_truncated(seed: int) -> None
         if action == "append":
             new = torch.randn(2, expected.size(1), 3, rng.choice([1, 1, 2, 7]), 4)
             expected = torch.cat([expected, new], dim=3)
-            k, v = cache.append(*new)
-            assert torch.equal(torch.stack([k, v]), expected)
+            assert torch.equal(cache.append(new), expected)
         elif action == "reorder":
             rows = expected.size(1)
             order = torch.tensor([rng.randrange(rows) for _ in range(rng.randint(1, 4))])
@@ -37,6 +36,6 @@ def test_growing_doubles_so_that_n_steps_copy_a_few_n_positions() -> None:
     cache = KeyValueCache(1, 1, 2, 1, torch.empty(0))
     sizes = set()
     for _ in range(1000):
-        cache.append(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
+        cache.append(torch.zeros(2, 1, 1, 1, 2))
         sizes.add(cache.buffer.size(3))
     assert len(sizes) == 11

@@ -112,7 +112,7 @@ def test_a_sliding_cache_gives_what_it_keeps_before_what_is_new() -> None:
             new = torch.randn(2, 2, 3, rng.choice([0, 1, 1, 2, 20]), 4)
             start = max(0, everything.size(3) - keep)
             everything = torch.cat([everything, new], dim=3)
-            assert torch.stack(cache.append(*new)).equal(everything[:, :, :, start:])
+            assert cache.append(new).equal(everything[:, :, :, start:])
             kept, end = cache.kept()
             assert end == everything.size(3)
             assert kept.size(3) >= min(keep, end)

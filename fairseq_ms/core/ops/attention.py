@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,47 +54,6 @@ def attend(
     if causal and queries != keys:
         causal, bias = False, _causal_mask(q_BNTH, k_BNSH)
     return _fused(q_BNTH, k_BNSH, v_BNSH, bias, dropout, causal)
-
-
-def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any) -> Tensor:
-    """Whether queries see blocks of ``factor`` tokens whose first token is ``nearest`` to ``end - 1`` tokens before.
-
-    Integers that broadcast: queries (..., T, 1) and blocks (..., 1, S), the bounds numbers or tensors.
-    """
-    distance = queries - blocks * factor
-    return (distance >= nearest) & (distance < end)
-
-
-def attend_blocks(
-    bounds: tuple[int, int, int],
-    q_BNTH: Tensor,
-    k_BKCH: Tensor,
-    v_BKCH: Tensor,
-    start: int = 0,
-    oldest: int = 0,
-    dropout: float = 0.0,
-    recompute: bool = False,
-    sinks_N: Tensor | None = None,
-) -> Tensor:
-    """Attention of queries at positions from ``start`` on to the blocks that they see, (B, N, T, H).
-
-    ``bounds`` are those of ``visible``; keys and values are of the blocks from ``oldest`` on. The result is zero for
-    queries that see no block, as for all before the first that sees one.
-    """
-    (factor, nearest, end), length, device = bounds, q_BNTH.size(2), q_BNTH.device
-    blind = max(oldest * factor + nearest - start, 0)
-    if blind >= length:
-        # Zeros that still lead back to the queries: distributed training waits for every gradient.
-        return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0))
-    first, last = max(oldest, (start + blind - end) // factor + 1), (start + length - 1 - nearest) // factor
-    k, v = (x[:, :, first - oldest : last + 1 - oldest] for x in (k_BKCH, v_BKCH))
-    bias = None
-    if length > 1:
-        queries = torch.arange(start + blind, start + length, device=device)[:, None]
-        seen = visible(queries, torch.arange(first, last + 1, device=device), *bounds)
-        bias = q_BNTH.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-    y_BNTH = attend(q_BNTH[:, :, blind:], k, v, bias, False, dropout, recompute, sinks_N)
-    return F.pad(y_BNTH, (0, 0, blind, 0)) if blind else y_BNTH
 
 
 def _fused(
@@ -219,6 +177,11 @@ def split_qkv(qkv: Tensor, heads: int, key_heads: int | None = None) -> tuple[Te
     width = qkv.size(-1) // sum(counts)
     q, k, v = (split_heads(x, n) for x, n in zip(qkv.split([n * width for n in counts], dim=-1), counts))
     return q, k, v
+
+
+def split_kv(kv: Tensor, heads: int) -> Tensor:
+    """Keys beside values, (B, S, 2 * K * H) -> (2, B, K, S, H)."""
+    return kv.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
 
 
 def split_heads(x_BTD: Tensor, heads: int) -> Tensor:

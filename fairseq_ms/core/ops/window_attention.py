@@ -65,6 +65,37 @@ def window_attention(
     return attend_window(scale, q, k, v, dropout).transpose(1, 2)
 
 
+def attend_blocks(
+    scale: Scale,
+    q_BNTH: Tensor,
+    k_BKCH: Tensor,
+    v_BKCH: Tensor,
+    start: int = 0,
+    oldest: int = 0,
+    dropout: float = 0.0,
+    recompute: bool = False,
+    sinks_N: Tensor | None = None,
+) -> Tensor:
+    """Attention of queries at positions from ``start`` on to blocks from number ``oldest`` on, (B, N, T, H).
+
+    The window may have any bounds. The result is zero for queries before the first that sees a block.
+    """
+    (factor, nearest, end), length, device = scale.bounds, q_BNTH.size(2), q_BNTH.device
+    blind = max(oldest * factor + nearest - start, 0)
+    if blind >= length:
+        # Zeros that still lead back to the queries: distributed training waits for every gradient.
+        return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0))
+    first, last = max(oldest, (start + blind - end) // factor + 1), (start + length - 1 - nearest) // factor
+    k, v = (x[:, :, first - oldest : last + 1 - oldest] for x in (k_BKCH, v_BKCH))
+    bias = None
+    if length > 1:
+        queries = torch.arange(start + blind, start + length, device=device)[:, None]
+        seen = scale.visible(queries, torch.arange(first, last + 1, device=device))
+        bias = q_BNTH.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+    y_BNTH = attend(q_BNTH[:, :, blind:], k, v, bias, False, dropout, recompute, sinks_N)
+    return F.pad(y_BNTH, (0, 0, blind, 0)) if blind else y_BNTH
+
+
 def attend_window(
     scale: Scale,
     q_BNTH: Tensor,
@@ -73,13 +104,19 @@ def attend_window(
     dropout: float = 0.0,
     recompute: bool = True,
     sinks_N: Tensor | None = None,
+    start: int = 0,
+    oldest: int = 0,
 ) -> Tensor:
     """``window_attention`` of a scale's window, (B, T, N, H); ``recompute`` and ``sinks_N`` as in ``attend``.
 
-    Keys and values may have fewer heads K, each for N / K heads of queries side by side.
+    Keys and values may have fewer heads K, each for N / K heads of queries side by side. Queries at positions from
+    ``start`` on, after the beginning of a text, attend to blocks from number ``oldest`` on.
     With ``recompute``, windows over blocks and those that see less than everything are computed again in backward, and
     queries, keys and values are all that is kept.
     """
+    if start:
+        y_BNTH = attend_blocks(scale, q_BNTH, k_BNCH, v_BNCH, start, oldest, dropout, recompute, sinks_N)
+        return y_BNTH.transpose(1, 2)
     length, near, factor = q_BNTH.size(2), scale.near, scale.factor
     # Where T is a symbol, a compiler takes far longer over a maximum of it, and over quotients below 0.
     queries = length - near if length > near else 0

@@ -115,15 +115,9 @@ class FixedCache(KeyValueCache):
         self.slots = slots
         self.before = cache.before and FixedInputs(cache.before.x)
 
-    def append(self, k_BN1H: Tensor, v_BN1H: Tensor) -> tuple[Tensor, Tensor]:
-        """Write this step's key and value; return the keys and values of all places, (B, N, S, H) each."""
-        for part, new in zip(self.buffer, (k_BN1H, v_BN1H)):
-            part.index_copy_(2, self.slots.index_1, new)
-        return self.buffer[0], self.buffer[1]
-
-    def append_both(self, pair_2BK1H: Tensor) -> tuple[Tensor, Tensor]:
-        self.buffer.index_copy_(3, self.slots.index_1, pair_2BK1H)
-        return self.buffer[0], self.buffer[1]
+    def append(self, pair_2BK1H: Tensor) -> Tensor:
+        """Write this step's key and value; returns the keys and values of all places, (2, B, K, S, H)."""
+        return self.buffer.index_copy_(3, self.slots.index_1, pair_2BK1H)
 
     @property
     def bias(self) -> Tensor:  # type: ignore[override]

@@ -117,5 +117,4 @@ class FixedStream(FixedState):
         """Write the memories' keys and values, in front of the segment's."""
         for layer in self.model.memory_layers():
             pair = layer.attention.of_memory(self.mems[layer.name].x)
-            for part, own in zip(self.caches[layer.name].buffer, pair):
-                part[:, :, : own.size(2)].copy_(own)
+            self.caches[layer.name].buffer[:, :, :, : pair.size(3)].copy_(pair)

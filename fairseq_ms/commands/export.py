@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from fairseq_ms.export import folder, tokenizer
-    from fairseq_ms.tools import loading, report
+    from fairseq_ms.export import folder
+    from fairseq_ms.tools import loading, report, tokenizing
 
     report.require_package("safetensors", "fairseq-ms export", "safetensors")
     checkpoint = loading.load(args.checkpoint, args.data, cpu=True)
-    pipeline = tokenizer.pipeline_of(checkpoint.folder, args.level, args.tokenise, args.language, args.bpe_codes)
+    pipeline = tokenizing.pipeline_of(checkpoint.folder, args.level, args.tokenise, args.language, args.bpe_codes)
     if args.fp16:
         checkpoint.model.half()
     folder.write(args.out, checkpoint, pipeline, args)

@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Evaluate, print the table and write the JSON file."""
     from fairseq_ms.core.ops.device import prefer_flash
-    from fairseq_ms.export import tokenizer
-    from fairseq_ms.tools import exported
+    from fairseq_ms.export import exported
+    from fairseq_ms.tools import tokenizing
 
     prefer_flash()  # rows of data have any length
     if args.manifest is not None and not args.manifest.is_file():
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     data = Path(checkpoint.data)
     # Of the training data, a manifest counts both halves.
     uncounted = not data.is_dir() or (data.parent.name, args.gen_subset) == ("halves", "train")
-    manifest = args.manifest or (None if uncounted else tokenizer.manifest_of(data))
+    manifest = args.manifest or (None if uncounted else tokenizing.manifest_of(data))
     counts = split_counts(manifest, args.gen_subset, scored.targets) if manifest else checkpoint.counts
     settings = {
         "checkpoint": args.checkpoint,
@@ -98,7 +98,8 @@ def load(
 
     Raises UsageError as ``loading.load`` does.
     """
-    from fairseq_ms.tools import exported, loading
+    from fairseq_ms.export import exported
+    from fairseq_ms.tools import loading
 
     whose = exported if (Path(path) / "config.json").is_file() else loading
     checkpoint = whose.load(path, data, cpu)

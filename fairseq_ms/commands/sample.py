@@ -15,7 +15,7 @@ from fairseq_ms.tools import arguments
 
 if TYPE_CHECKING:
     from fairseq_ms.core import CausalModel
-    from fairseq_ms.export.tokenizer import FastSymbols, Pipeline, Symbols
+    from fairseq_ms.tools.tokenizing import FastSymbols, Pipeline, Symbols
 
 # Unless asked for another number, or where the model has no room for as many.
 _TOKENS = 400
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from fairseq_ms.core.ops.device import prefer_flash
-    from fairseq_ms.tools import exported
+    from fairseq_ms.export import exported
     from fairseq_ms_pipeline.indexed import BOS, EOS, PAD
 
     prefer_flash()  # prompts have any length
@@ -216,21 +216,19 @@ def _decoded(flag: str, data: bytes, source: object = "it") -> str:
 
 def _of_checkpoint(args: argparse.Namespace) -> Writer:
     """The model of a checkpoint, with the pipeline of its data."""
-    from fairseq_ms.export import tokenizer
-    from fairseq_ms.tools import loading
+    from fairseq_ms.tools import loading, tokenizing
 
     checkpoint = loading.load(args.checkpoint, args.data, args.cpu)
     words = checkpoint.dictionary
-    pipeline = tokenizer.pipeline_of(checkpoint.folder, None, None, None, None)
+    pipeline = tokenizing.pipeline_of(checkpoint.folder, None, None, None, None)
     begin = words.bos() if checkpoint.adds_bos else words.eos()
-    symbols = tokenizer.Symbols(tokenizer.lines_of(pipeline), words.symbols)
+    symbols = tokenizing.Symbols(tokenizing.lines_of(pipeline), words.symbols)
     return Writer(checkpoint.core, symbols, begin, pipeline)
 
 
 def _of_folder(args: argparse.Namespace) -> Writer:
     """The model of an exported folder."""
-    from fairseq_ms.export import tokenizer
-    from fairseq_ms.tools import exported
+    from fairseq_ms.export import exported, tokenizer
 
     path = Path(args.checkpoint)
     if not (path / "config.json").is_file():

@@ -91,14 +91,14 @@ def said_of(model: Path, cfg: DictConfig) -> str:
     """Where a trained model is and what comes next, by its kind: what writes needs text, and the next token."""
     from fairseq import utils
 
-    from fairseq_ms.export import tokenizer
+    from fairseq_ms.tools import tokenizing
 
     path = shlex.quote(os.path.relpath(model))
     said = f"the model is {path}\nnext: fairseq-ms perplexity {path}"
     if cfg.criterion._name == "in_batch_sampled_softmax" or cfg.model._name == "coarse_lm":
         return f"the model is {path}\nnext: fairseq-ms --help lists analyses by what they are for"
     try:
-        tokenizer.pipeline_of(Path(utils.split_paths(cfg.task.data)[0]), None, None, None, None)
+        tokenizing.pipeline_of(Path(utils.split_paths(cfg.task.data)[0]), None, None, None, None)
     except UsageError:
         return said
     return f"{said}\n      fairseq-ms sample {path} --prompt TEXT"

@@ -17,7 +17,6 @@ from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.attention import split_heads, split_kv
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.plain import repeatable
 from fairseq_ms.core.ops.recompute import checkpointed, keep_in_graph
@@ -150,7 +149,8 @@ class AggregationAttention(nn.Module):
         factor, heads = list(self.heads.items())[level]
         count = blocks_BCD.size(1) * factor
         rotation_2CF = self.config.rotation_after(start, count, blocks_BCD, factor, self.head_dim)
-        return split_kv(self.qk(self.coarse[level](blocks_BCD), 0, heads, rotation_2CF), heads)
+        pair = self.qk(self.coarse[level](blocks_BCD), 0, heads, rotation_2CF)
+        return pair.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
 
     def _queries(self, x_BTD: Tensor, start: int | Tensor, state: BottomUpState | None) -> list[Tensor]:
         """Project tokens to queries of every scale's heads, (B, N, T, H) each."""
@@ -158,8 +158,9 @@ class AggregationAttention(nn.Module):
         before = state.aggregation[0] if state is not None else None
         queries, _ = norm_linear(x_BTD, self.norm, self.query, self.recompute, self.short_conv, before)
         queries = self.qk(queries, sum(self.heads.values()), 0, rotation_2TF)
-        counts = list(self.heads.values())
-        return list(split_heads(queries, sum(counts)).split(counts, dim=1))
+        # (B, T, N * H) -> (B, N, T, H)
+        heads = queries.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return list(heads.split(list(self.heads.values()), dim=1))
 
 
 class BottomUpState(State):

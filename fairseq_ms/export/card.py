@@ -11,7 +11,7 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms_pipeline.files import parsed
 
 if TYPE_CHECKING:
-    from fairseq_ms.export.tokenizer import Pipeline
+    from fairseq_ms.tools.tokenizing import Pipeline
     from fairseq_ms.tools.trained import Trained
 
 # Numbers of `fairseq-ms perplexity --json` that the card repeats.

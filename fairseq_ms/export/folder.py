@@ -20,7 +20,7 @@ from fairseq_ms.tools.trained import check_finite
 
 if TYPE_CHECKING:
     from fairseq_ms.core import CausalModel
-    from fairseq_ms.export.tokenizer import Pipeline
+    from fairseq_ms.tools.tokenizing import Pipeline
     from fairseq_ms.tools.trained import Trained
 
 MODELING = "modeling_fairseq_ms"

@@ -16,9 +16,8 @@ from tqdm import tqdm
 
 from fairseq_ms.core.sampling import check_finite
 from fairseq_ms.errors import UsageError
-from fairseq_ms.export import tokenizer
 from fairseq_ms.harness import generation
-from fairseq_ms.tools import checkpoints, scoring, trained
+from fairseq_ms.tools import checkpoints, scoring, tokenizing, trained
 
 Answer = TypeVar("Answer")
 _PIPELINE = ("level", "tokenise", "language", "bpe_codes")
@@ -58,8 +57,8 @@ class FairseqMsLM(LM):
         self.batch_size = int(batch_size)
         self.checkpoint = checkpoints.load(path, data, cpu=True)
         self.checkpoint.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        lines = tokenizer.lines_of(tokenizer.pipeline_of(self.checkpoint.folder, *map(spelled.get, _PIPELINE)))
-        self.symbols = tokenizer.Symbols(lines, self.checkpoint.dictionary.symbols)
+        lines = tokenizing.lines_of(tokenizing.pipeline_of(self.checkpoint.folder, *map(spelled.get, _PIPELINE)))
+        self.symbols = tokenizing.Symbols(lines, self.checkpoint.dictionary.symbols)
         given = tokens_per_sample if tokens_per_sample is not None else context_window
         self.window: int | None = None
         self.context: int | None = None

@@ -17,8 +17,8 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.export import tokenizer
 from fairseq_ms.host import rules
+from fairseq_ms.tools import tokenizing
 from fairseq_ms_pipeline.files import sha256_of
 from fairseq_ms_pipeline.manifest import encoders_of
 
@@ -35,7 +35,7 @@ class Prepared:
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        self.lines = tokenizer.lines_of(tokenizer.pipeline_of(Path(cfg.data), None, cfg.tokenise, None, None))
+        self.lines = tokenizing.lines_of(tokenizing.pipeline_of(Path(cfg.data), None, cfg.tokenise, None, None))
         self.is_text = cfg.is_text
 
     def encode(self, text: str) -> str:
@@ -65,9 +65,9 @@ def as_prepared(original: Callable[..., None], model: Any, cfg: Any) -> None:
     if not folders or not issubclass(tasks.TASK_REGISTRY.get(name, object), LanguageModelingTask):
         return
     data = Path(utils.split_paths(folders)[0])
-    manifest, settings = tokenizer.settings_of(data)
+    manifest, settings = tokenizing.settings_of(data)
     given = {group: _given(group, cfg[group]) for group in _DEFAULTS}
-    if manifest is None or settings.get("level") not in tokenizer.LEVELS or given["bpe"].get("_name") == NAME:
+    if manifest is None or settings.get("level") not in tokenizing.LEVELS or given["bpe"].get("_name") == NAME:
         return
     tokenise, known = settings.get("tokenise"), encoders_of(settings, manifest.parent)
     if given["tokenizer"] == {"_name": "space"}:

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from fairseq_ms import core
 from fairseq_ms.errors import UsageError
-from fairseq_ms.export import tokenizer
 from fairseq_ms.importing.source import Source
 from fairseq_ms.importing.weights import Names, Stored, Tensors, Weights, number
 from fairseq_ms.lm import older_names
 from fairseq_ms.models.vanilla import VanillaFlags
-from fairseq_ms.tools import whole_files
+from fairseq_ms.tools import tokenizing, whole_files
 from fairseq_ms_pipeline.indexed import PAD
 
 # What a model here has not, if it is neither 0 nor empty.
@@ -88,7 +87,7 @@ def read(path: Path, data: Path | None, windows: str | None) -> Source:
     found = next((folder for folder in folders if (folder / "dict.txt").is_file()), None)
     if found is None:
         raise UsageError(f"--data must name the folder with the dict.txt of SOURCE: there is none in {folders[-1]}")
-    kept = tokenizer.kept(found)
+    kept = tokenizing.kept(found)
     files = {**kept["files"], "dict.txt": (found / "dict.txt").read_text(encoding="utf-8")}
     today = _of_today(tensors)
     if kind == "vanilla_lm":

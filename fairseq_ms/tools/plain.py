@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError, bin_hint
-from fairseq_ms.export import tokenizer
+from fairseq_ms.tools import tokenizing
 from fairseq_ms.tools.trained import Trained, check_finite, lines_of, on_device
 from fairseq_ms_pipeline import indexed
 
@@ -142,10 +142,10 @@ class Plain(Trained):
             raise UsageError(f"--data must be as fairseq-ms prepare wrote it: {error}") from error
         return lines_of(tokens, indexed.EOS)
 
-    def pipeline(self) -> tuple[tokenizer.Pipeline, tokenizer.Symbols | tokenizer.FastSymbols]:
+    def pipeline(self) -> tuple[tokenizing.Pipeline, tokenizing.Symbols | tokenizing.FastSymbols]:
         """What a text goes through, and its tokens."""
-        pipeline = tokenizer.pipeline_of(self.folder, None, None, None, None)
-        return pipeline, tokenizer.Symbols(tokenizer.lines_of(pipeline), self.dictionary.symbols)
+        pipeline = tokenizing.pipeline_of(self.folder, None, None, None, None)
+        return pipeline, tokenizing.Symbols(tokenizing.lines_of(pipeline), self.dictionary.symbols)
 
     def _tokens_of(self, place: Path) -> Tensor:
         """The tokens of a text; of the one that it was trained on, those that were held out."""

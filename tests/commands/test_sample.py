@@ -15,8 +15,7 @@ import torch
 
 from fairseq_ms import cli
 from fairseq_ms.commands.sample import Page
-from fairseq_ms.export import tokenizer
-from fairseq_ms.tools import checkpoints
+from fairseq_ms.tools import checkpoints, tokenizing
 from tests.export.cases import CASES
 from tests.helpers.beside import library
 from tests.helpers.trained import NARROW, write_checkpoint
@@ -85,11 +84,11 @@ def sampled(*arguments: object, prompt: str = "", monkeypatch: pytest.MonkeyPatc
     return out.pieces
 
 
-def drawn(path: Path, prompt: str, count: int, seed: int) -> tuple[tokenizer.Symbols, list[int]]:
+def drawn(path: Path, prompt: str, count: int, seed: int) -> tuple[tokenizing.Symbols, list[int]]:
     """The tokens of the prompt and after it, drawn without a command."""
     checkpoint = checkpoints.load(str(path), cpu=True)
-    lines = tokenizer.lines_of(tokenizer.pipeline_of(checkpoint.folder, None, None, None, None))
-    symbols = tokenizer.Symbols(lines, checkpoint.dictionary.symbols)
+    lines = tokenizing.lines_of(tokenizing.pipeline_of(checkpoint.folder, None, None, None, None))
+    symbols = tokenizing.Symbols(lines, checkpoint.dictionary.symbols)
     tokens = torch.tensor([checkpoint.dictionary.eos(), *symbols.tokens_of(prompt)])
     allowed = torch.ones(len(checkpoint.dictionary), dtype=torch.bool)
     allowed[[checkpoint.dictionary.pad(), checkpoint.dictionary.bos()]] = False
@@ -151,10 +150,10 @@ def test_what_is_printed_early_is_what_the_whole_text_has(
     level: str, begun: int, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Quotes, brackets, contractions and characters of several bytes."""
-    pipeline = tokenizer.pipeline_of(place / level / "bin", None, None, None, None)
+    pipeline = tokenizing.pipeline_of(place / level / "bin", None, None, None, None)
     every = (place / level / "bin" / "dict.txt").read_text().split("\n")
-    symbols = tokenizer.Symbols(
-        tokenizer.lines_of(pipeline), ["<s>", "<pad>", "</s>", "<unk>", *(line.rpartition(" ")[0] for line in every)]
+    symbols = tokenizing.Symbols(
+        tokenizing.lines_of(pipeline), ["<s>", "<pad>", "</s>", "<unk>", *(line.rpartition(" ")[0] for line in every)]
     )
     tokens = symbols.tokens_of(TEXT)
     page = Page(symbols.text_of, 2, (), 2 if level in ("word", "bpe") else 0, tokens[:begun])

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from fairseq_ms import cli
-from fairseq_ms.tools import exported
+from fairseq_ms.export import exported
 from tests.helpers.cli import ROOT
 from tests.helpers.trained import NARROW, write_checkpoint
 

@@ -60,7 +60,7 @@ def test_windows_equal_dense_attention_with_a_mask(seed: int, recompute: bool) -
     heads = sum(scale.heads for scale in scales)
     sizes: dict[str, Any] = {"vocab_size": 5, "dim": 3 * heads, "ffn_dim": 4, "heads": heads, "recompute": recompute}
     pooling = rng.choice(["avg", "max", "conv"])
-    config = core.RetinaConfig(**sizes, attention_dropout=0.0, downsampler=pooling)
+    config = core.RetinaConfig(**sizes, scales=tuple(scales), attention_dropout=0.0, downsampler=pooling)
     layer = RetinaAttention(config, scales).double()
     for parameter in layer.norm.parameters() if layer.norm is not None else ():
         torch.nn.init.normal_(parameter)

@@ -12,7 +12,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms import cli
 from fairseq_ms.export import tokenizer
-from fairseq_ms.tools import checkpoints
+from fairseq_ms.tools import checkpoints, tokenizing
 from fairseq_ms_pipeline import bpe, byte_bpe, text
 from fairseq_ms_pipeline.dataset import SPLITS
 from fairseq_ms_pipeline.datasets.text import main as prepare_text
@@ -35,7 +35,7 @@ def make(folder: Path) -> None:
         path = trained.write_checkpoint(folder / name / "model.pt", own_data, flags[1], *flags[2:], task=task)
         arguments = ["export", str(path), str(folder / name / name), *(["--level", level] if level else [])]
         assert cli.main([*arguments, "--license", "mit"]) == 0, name
-        lines_of = tokenizer.lines_of(tokenizer.pipeline_of(own_data, level, None, None, None))
+        lines_of = tokenizing.lines_of(tokenizing.pipeline_of(own_data, level, None, None, None))
         write_reference(folder / name / "reference.json", path, lines_of, prompts)
     for level in LEVELS:
         write_tokenizer(folder / level, level)
@@ -69,8 +69,8 @@ def write_tokenizer(folder: Path, level: str) -> None:
     lines = [tokenised(line, how, "en", level) for line in given.split("\n")]
     segmented = {"bpe": Segmenter(codes).line if codes else None, "word": str}
     segmented |= {"char": text.characters, "byte": text.byte_symbols}
-    pipeline = tokenizer.Pipeline(level, how, "en", codes)
-    segmented["hf_byte_bpe"] = tokenizer.lines_of(pipeline).segmented
+    pipeline = tokenizing.Pipeline(level, how, "en", codes)
+    segmented["hf_byte_bpe"] = tokenizing.lines_of(pipeline).segmented
     symbols = " </s> ".join(segmented[level](line) for line in lines).split()
     every = byte_bpe.symbols(folder) if level == "hf_byte_bpe" else {*symbols} - {"</s>"}
     vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *sorted(every)]

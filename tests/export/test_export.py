@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fairseq_ms import cli
 from fairseq_ms.errors import UsageError
-from fairseq_ms.export import tokenizer
+from fairseq_ms.tools import tokenizing
 from tests.export.cases import CASES, LEVELS
 from tests.helpers import trained
 from tests.helpers.beside import library
@@ -125,7 +125,7 @@ def test_what_cannot_be_exported_is_one_sentence(flags, sentence, checkpoint, tm
 def test_a_damaged_manifest_is_one_sentence(text: str, tmp_path: Path):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UsageError, match=r"--data must be as fairseq-ms prepare wrote it: .*manifest\.json is damaged"):
-        tokenizer.pipeline_of(tmp_path, None, None, None, None)
+        tokenizing.pipeline_of(tmp_path, None, None, None, None)
 
 
 def test_without_safetensors_the_sentence_says_what_to_install(checkpoint: Path, tmp_path: Path, monkeypatch, capsys):

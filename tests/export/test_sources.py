@@ -10,7 +10,7 @@ import pytest
 from fairseq_ms import core
 from fairseq_ms.export import sources
 from fairseq_ms.export.folder import modeling
-from fairseq_ms.export.tokenizer import LEVELS, Pipeline, classes_of
+from fairseq_ms.tools.tokenizing import LEVELS, Pipeline, classes_of
 from tests.registry import ARCHITECTURES, random_case
 
 # Files of models.

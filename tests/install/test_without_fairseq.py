@@ -12,8 +12,7 @@ import torch
 
 from fairseq_ms import cli, core
 from fairseq_ms.commands import perplexity
-from fairseq_ms.export import tokenizer
-from fairseq_ms.tools import loading, plain
+from fairseq_ms.tools import loading, plain, tokenizing
 from tests.helpers.beside import library
 from tests.helpers.cli import ROOT, run_cli
 from tests.helpers.faults import cut, flip_weight
@@ -84,7 +83,7 @@ def test_data_are_prepared_a_model_trained_scored_sampled_and_exported(flags: li
 def in_one_file(checkpoint: Path, data: Path, file: Path) -> Path:
     """A checkpoint of fairseq's as a plain loop writes it."""
     found = loading.load(str(checkpoint), cpu=True)
-    kept = {"tokenizer": tokenizer.kept(data), "data": str(data), "length": found.segment, "held_out": 0}
+    kept = {"tokenizer": tokenizing.kept(data), "data": str(data), "length": found.segment, "held_out": 0}
     described = {"name": type(found.core).__name__, "configuration": found.core.config.to_dict()}
     torch.save({"model": found.core.state_dict(), **described, **kept}, file)
     return file
@@ -118,7 +117,7 @@ def tiny_file(folder: Path) -> Path:
     (folder / "text.txt").write_text("the cat sat\n" * 9)
     model = core.Vanilla(core.VanillaConfig(vocab_size=260, dim=12, ffn_dim=12, heads=2, layers=1, positions="rotary"))
     about = {"name": "Vanilla", "configuration": model.config.to_dict(), "data": str(folder / "text.txt")}
-    about |= {"tokenizer": tokenizer.kept(folder / "text.txt"), "length": 8, "held_out": 24}
+    about |= {"tokenizer": tokenizing.kept(folder / "text.txt"), "length": 8, "held_out": 24}
     torch.save({"model": model.state_dict(), **about}, folder / "plain.pt")
     return folder / "plain.pt"
 
@@ -283,7 +282,7 @@ def test_bytes_are_numbered_as_byte_level_bpe_does_that_has_learnt_nothing(tmp_p
     from fairseq_ms_pipeline.plain_bytes import Bytes
 
     (tmp_path / "text.txt").write_text("a\n")
-    for name, text in tokenizer.kept(tmp_path / "text.txt")["files"].items():
+    for name, text in tokenizing.kept(tmp_path / "text.txt")["files"].items():
         (tmp_path / name).write_text(text)
     ours, theirs = Bytes(), ByteSubwords()
     ours.codes_file = theirs.codes_file = tmp_path / "merges.txt"

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from fairseq.data import Dictionary, encoders, indexed_dataset
 
-from fairseq_ms.export import tokenizer
+from fairseq_ms.tools import tokenizing
 from fairseq_ms_pipeline import byte_bpe
 from fairseq_ms_pipeline.files import read_json
 from tests.helpers import trained
@@ -109,7 +109,7 @@ def test_the_dictionary_has_every_byte_and_a_multiple_of_eight_symbols_most_freq
 
 def test_the_pipeline_of_the_folder_gives_the_same_symbols_for_a_text_of_lines(prepared) -> None:
     out = prepared[1]
-    lines = tokenizer.lines_of(tokenizer.pipeline_of(out / "bin", None, None, None, None))
+    lines = tokenizing.lines_of(tokenizing.pipeline_of(out / "bin", None, None, None, None))
     symbols = lines.symbols_of(ODD)
     assert symbols.count("</s>") == ODD.count("\n")
     assert lines.text_of(symbols) == ODD
@@ -200,7 +200,7 @@ def test_lines_have_the_tokens_of_a_tokenizer_json_of_any_other_kind(kind: str, 
     assert dictionary.symbols[4:] == [str(number) for number in range(theirs.get_vocab_size())]
     data = indexed_dataset.make_dataset(str(out / "bin" / "test"), impl="mmap")
     lines = ("plain\n" + ODD).removesuffix("\n").split("\n")
-    pipeline = tokenizer.lines_of(tokenizer.pipeline_of(out / "bin", None, None, None, None))
+    pipeline = tokenizing.lines_of(tokenizing.pipeline_of(out / "bin", None, None, None, None))
     for line, row in zip(lines, data, strict=True):
         symbols = [str(number) for number in theirs.encode(line, add_special_tokens=False).ids]
         assert dictionary.string(row).split() == symbols

@@ -34,8 +34,7 @@ from tqdm import tqdm
 
 from fairseq_ms import core
 from fairseq_ms.errors import UsageError
-from fairseq_ms.export import tokenizer
-from fairseq_ms.tools import plain, whole_files
+from fairseq_ms.tools import plain, tokenizing, whole_files
 from fairseq_ms.tools.lock import FolderLock
 from fairseq_ms_pipeline import indexed
 
@@ -97,7 +96,7 @@ def main() -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train, place, is_text = read_data(args.data), Path(args.data).absolute(), not Path(f"{args.data}.idx").is_file()
     try:
-        kept = tokenizer.kept(place if is_text else place.parent)
+        kept = tokenizing.kept(place if is_text else place.parent)
     except (ValueError, OSError) as error:
         raise SystemExit(f"DATA must lie beside their dictionary: {error}") from None
     checksum = zlib.crc32(train.data)

@@ -11,6 +11,7 @@ from fairseq_ms.core import CausalModel
 from fairseq_ms.core.ops.device import gains_by_half
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import folder, tokenizer
+from fairseq_ms.tools import tokenizing
 from fairseq_ms.tools.plain import Plain
 from fairseq_ms.tools.trained import on_device
 from fairseq_ms_pipeline.indexed import BOS
@@ -38,7 +39,7 @@ def read(path: Path, cpu: bool) -> tuple[CausalModel, dict[str, Any]]:
 class Exported(Plain):
     """An exported model, which is asked about a text."""
 
-    def pipeline(self) -> tuple[tokenizer.Pipeline, tokenizer.Symbols | tokenizer.FastSymbols]:
+    def pipeline(self) -> tuple[tokenizing.Pipeline, tokenizing.Symbols | tokenizing.FastSymbols]:
         return tokenizer.of_folder(Path(self.path), self.saved["config"])
 
 

@@ -115,8 +115,8 @@ class RetinaAttention(nn.Module):
                 known = past.windows[place].append(pair)
                 if start:
                     pair, oldest = known, past.windows[place].length - known.size(3)
-            options = dropout, self.recompute, sinks_N, start, oldest
-            seen.append(attend_window(self.scales[place], q, *pair.unbind(0), *options))
+            k, v = pair.unbind(0)
+            seen.append(attend_window(self.scales[place], q, k, v, dropout, self.recompute, sinks_N, start, oldest))
         return self.out(torch.cat(seen, dim=2).flatten(2))
 
     def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.ops.recompute import DropoutMasks, checkpointed, saves
 
-# Queries whose scores are in memory at a time, where dropout needs the scores; they fit a core's cache.
+# Queries in a chunk, whose scores are in memory at a time; they fit a core's cache.
 _QUERY_CHUNK = 64
 
 
@@ -24,21 +24,20 @@ def attend(
     recompute: bool = True,
     sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H) + bias) v, of shape (B, N, T, H).
+    """softmax(q k^T / sqrt(H) + bias) v, (B, N, T, H).
 
-    Keys and values may have fewer heads than queries: K of them, each for N / K heads of queries side by side.
-    ``bias`` is additive and broadcasts to (B, N, T, S), or to (B, K, 1, S) for one query; every row must have a finite
-    entry. ``causal`` lets query t see keys 0 .. t + S - T (the queries are the last of the keys) and excludes a bias.
-    ``sinks_N``, (N,) or broadcasting to (B, N, T), are scores of one more key, which all queries see and whose value is
-    zero.
-    With dropout, torch keeps all score matrices on a CPU: there, with ``recompute``, some queries at a time are
-    attended for and their scores computed again in backward.
+    Keys and values may have K heads, each shared by N / K consecutive query heads. ``bias`` is additive and broadcasts
+    to (B, N, T, S), or to (B, K, 1, S) for one query; every row must have a finite entry. ``causal`` lets query t see
+    keys 0 .. t + S - T (the queries are the last of the keys) and excludes a bias. ``sinks_N``, (N,) or broadcasting to
+    (B, N, T), are scores of one more key, which all queries see and whose value is zero.
+    On a CPU, torch keeps all scores for backward if there is dropout; with ``recompute``, queries are taken in chunks,
+    whose scores are computed again.
     """
     assert not (causal and bias is not None)
     sinks = sinks_N.unsqueeze(1) if sinks_N is not None and sinks_N.dim() == 1 else sinks_N
     queries, keys = q_BNTH.size(2), k_BNSH.size(2)
     if queries == 1 and not dropout:
-        # The only query of every head of a group is one of several queries of a head of keys: no cache is copied.
+        # The query heads of a group become queries of their key head, so that no cache is repeated.
         shared = k_BNSH.size(1), q_BNTH.size(1) // k_BNSH.size(1)
         q_BKGH = q_BNTH.unflatten(1, shared).squeeze(3)
         if sinks is None:
@@ -65,7 +64,7 @@ def _fused(
     causal: bool,
     scale: float | None = None,
 ) -> Tensor:
-    """Torch's own attention, which shares heads of keys where its kernels can; elsewhere they are repeated."""
+    """torch's attention; key heads are repeated for their query heads where its kernels cannot share them."""
     shared = q.size(1) != k.size(1)
     if shared and not _kernels_share(q.device, q.dtype, q.size(3), bias is not None):
         k, v, shared = _repeated(k, q), _repeated(v, q), False
@@ -76,7 +75,7 @@ def _fused(
 
 
 def _repeated(x_BKSH: Tensor, q: Tensor) -> Tensor:
-    """Keys or values for every head of queries, (B, N, S, H)."""
+    """Keys or values (B, K, S, H), repeated for each query head, (B, N, S, H)."""
     group = q.size(1) // x_BKSH.size(1)
     return x_BKSH.repeat_interleave(group, 1) if group > 1 else x_BKSH
 
@@ -93,7 +92,7 @@ def _shares(device: torch.device, dtype: torch.dtype, width: int, masked: bool) 
 
 
 def _kernels_share(device: torch.device, dtype: torch.dtype, width: int, masked: bool) -> bool:
-    """Whether a kernel of torch's takes fewer heads of keys than of queries; with none, torch keeps all scores."""
+    """Whether torch has a kernel for shared key heads there; without one, it would keep all scores."""
     return _shares(device, dtype, width, masked)
 
 
@@ -102,7 +101,7 @@ _kernels_share._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _causal_mask(q: Tensor, k: Tensor) -> Tensor:
-    """Which keys each query sees if they are all up to its own, the queries being the last of the keys: (T, S)."""
+    """The causal mask (T, S) of queries that are the last T of S keys; True where a key is seen."""
     queries, keys = q.size(2), k.size(2)
     return torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril_(keys - queries)
 
@@ -110,16 +109,15 @@ def _causal_mask(q: Tensor, k: Tensor) -> Tensor:
 def _attend_with_sinks(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, dropout: float, sinks_BNT: Tensor
 ) -> Tensor:
-    """``attend`` by torch's kernels, for which the sink is a key in front of the others."""
+    """``attend`` by torch's kernels, with the sink as one more key in front."""
     (queries, width), keys = q.shape[2:], k.size(2)
-    # Eight more channels, so that they stay aligned. In the first of them, queries have the score of the sink, which is
-    # 1 there; other keys are 0.
+    # In one more channel, the sink is 1, queries are its score, and other keys are 0; seven more keep them aligned.
     scores = (sinks_BNT.to(q.dtype) * width**0.5).unsqueeze(-1)
     q = F.pad(q, (0, 8)) + F.pad(scores, (width, 7))
     k, v = F.pad(k, (0, 8, 1, 0)), F.pad(v, (0, 8, 1, 0))
     k = k + F.pad(k.new_ones(1, 1), (width, 7, 0, keys))
     square = False
-    if causal and queries == keys:  # a query in front, so that the others see their own keys and the sink
+    if causal and queries == keys:  # one more query in front, so that the mask stays square
         q, square = F.pad(q, (0, 0, 1, 0)), True
     elif causal:
         bias = F.pad(_causal_mask(q, k[:, :, 1:]), (1, 0), value=True)
@@ -132,14 +130,14 @@ def _attend_with_sinks(
 def _attend_in_chunks(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, masks: DropoutMasks, sinks: Tensor | None
 ) -> Tensor:
-    """``attend`` for some queries at a time, each under a checkpoint of its own: no scores are kept for backward."""
+    """``attend`` for chunks of queries, each under a checkpoint, so that no scores are kept for backward."""
     queries, keys, chunks = q.size(2), k.size(2), []
     for start in range(0, queries, _QUERY_CHUNK):
         rows = slice(start, min(start + _QUERY_CHUNK, queries))
         seen = slice(keys - queries + rows.stop if causal else keys)
-        of_rows = bias if bias is None or bias.size(-2) == 1 else bias[..., rows, :]
-        sunk = sinks if sinks is None or sinks.size(-1) == 1 else sinks[..., rows]
-        own = q[:, :, rows], k[:, :, seen], v[:, :, seen], of_rows, causal, masks, start, sunk
+        own_bias = bias if bias is None or bias.size(-2) == 1 else bias[..., rows, :]
+        own_sinks = sinks if sinks is None or sinks.size(-1) == 1 else sinks[..., rows]
+        own = q[:, :, rows], k[:, :, seen], v[:, :, seen], own_bias, causal, masks, start, own_sinks
         chunks.append(checkpointed(_weighted_sum, *own))
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=2)
 
@@ -154,7 +152,7 @@ def _weighted_sum(
     index: int,
     sinks_BNT: Tensor | None,
 ) -> Tensor:
-    """``attend`` by the formula, with the dropout mask number ``index`` if there are masks."""
+    """``attend`` by the formula, with dropout mask number ``index``, if there are masks."""
     k, v = _repeated(k, q), _repeated(v, q)
     scores = (q * q.size(-1) ** -0.5) @ k.transpose(2, 3)
     if causal:

@@ -9,26 +9,26 @@ from torch import Tensor
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when a GPU has done what it was given; at once elsewhere."""
+    """Wait until a GPU is done; returns at once elsewhere."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def has_graphs(device: torch.device) -> bool:
-    """Whether steps can be captured there and replayed, as CUDA graphs."""
+    """Whether there are CUDA graphs."""
     return device.type == "cuda"
 
 
 def gains_by_half(device: torch.device) -> bool:
-    """Whether half precision is faster there than single; on a CPU it is slower."""
+    """Whether half precision is faster than single precision; on a CPU it is slower."""
     return device.type == "cuda"
 
 
 def prefer_flash() -> None:
-    """For the rest of the process, have attention on a GPU take flash kernels rather than cuDNN's.
+    """For the rest of the process, have attention on a GPU use flash kernels rather than cuDNN's.
 
-    torch prefers cuDNN's on an H100 or H200, and these are planned anew for every shape, which takes 0.4 s. It is not
-    an order of ``sdpa_kernel``, since torch sets its own with the first attention of a process.
+    torch prefers cuDNN's on an H100 or H200, which take 0.4 s to plan for every new shape. This does not set an order
+    by ``sdpa_kernel``, since torch sets its own with the first attention of a process.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -45,5 +45,5 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int | None:
 
 
 def has_fused_optimizers(parameters: Iterable[Tensor]) -> bool:
-    """Whether torch updates all of them in one kernel, ``fused=True``, where they are."""
+    """Whether torch has fused optimizers, ``fused=True``, for the devices of these parameters."""
     return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)

@@ -1,8 +1,7 @@
 """Causal windows over rows by torch's flash kernels, on a GPU in half precision.
 
-The kernels have had windows and grouped queries since torch 2.5, but only under private names: what they give on a
-device is compared with that of plain operations, once, before it is used there. Where it differs, or where they ask for
-other arguments, windows go another way.
+The kernels have had windows and shared key heads since torch 2.5, but only under private names. So their results are
+compared with plain operations once for each device, and they are not used where these differ or arguments have changed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fairseq_ms.core.ops.recompute import refuse_second_derivatives
 
 
 def _kernel(name: str) -> Callable[..., Any] | None:
-    """One of torch's operations, if it is there."""
+    """A kernel of torch's, if there is one of this name."""
     return getattr(getattr(torch.ops.aten, name, None), "default", None)
 
 
@@ -30,7 +29,7 @@ _forward, _backward = _kernel("_flash_attention_forward"), _kernel("_flash_atten
 
 
 def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
-    """The type that the kernels compute in on the device of x, or None where they do not run."""
+    """The type in which the kernels would compute on the device of x, or None where they do not run."""
     if not x.is_cuda or torch.version.hip is not None or head_dim > 192:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
@@ -38,7 +37,7 @@ def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
 
 
 def _serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device is one of the kernels', and they compute the right numbers there."""
+    """Whether the kernels run on a device, and compute the right numbers."""
     return torch.cuda.get_device_properties(device).major >= 8 and _agrees(device, dtype)
 
 
@@ -46,14 +45,14 @@ def _serves(device: torch.device, dtype: torch.dtype) -> bool:
 _serves._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# What kernels are tried on: rows, width of a head, window, and whether they are given what they take or float32, as
-# under autocast. A window within one of their tiles, one over several, and none.
+# Cases of the comparison: rows, H, window, and whether inputs are float32, as under autocast. The windows lie within
+# one of the kernels' tiles, over several, and are open.
 _TRIED = (70, 16, 5, False), (300, 64, 150, True), (300, 64, None, True)
 
 
 @functools.cache
 def _agrees(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether results and gradients of some windows, with and without sinks, are those of masks; warns if not."""
+    """Whether windows, with and without sinks, have the results and gradients of masks; warns if not."""
     wrong = ""
     gpus = [device] if device.type == "cuda" else []
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(gpus):
@@ -76,10 +75,10 @@ def _compare(
     window: int | None,
     with_sinks: bool,
 ) -> None:
-    """Raise an error unless a window gives what a mask gives, for 4 heads of queries and 2 of keys in one tensor.
+    """Raise an error unless a window gives what a mask gives, for 4 query heads and 2 key heads in one tensor.
 
-    With dropout, results are linear in the values: sum(result * grad) = sum(values * gradient of values), if the masks
-    of both passes are one.
+    Results with dropout are linear in the values, so that sum(result * grad) = sum(values * gradient of values) if both
+    passes draw the same mask.
     """
     generator = torch.Generator().manual_seed(1)
     shapes = [(2, rows, 8 * width), (2,)][: 1 + with_sinks]
@@ -109,7 +108,7 @@ def _compare(
 
 
 def _heads(wide: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of 4 heads of queries and 2 each of keys and values, (B, R, 8 * H) -> (B, R, heads, H)."""
+    """Views of 4 query heads, 2 key heads and 2 value heads, (B, R, 8 * H) -> (B, R, heads, H)."""
     q, k, v = wide.unflatten(-1, (8, width)).split([4, 2, 2], dim=2)
     return q, k, v
 
@@ -125,13 +124,13 @@ def flash_attention(
 ) -> Tensor:
     """Causal attention of row r to rows r - width + 1 .. r, or to all up to r if width is None: (B, R, G, H).
 
-    G / N queries after each other share a key's head. ``sinks`` are as in ``attention.attend``.
+    G / N consecutive queries share a key head. ``sinks`` are as in ``attention.attend``.
     """
     scale, more = 1.0 / math.sqrt(q_BRGH.size(-1)), -q_BRGH.size(-1) % 8
-    # The kernels want channels side by side, by eights.
+    # The kernels want contiguous channels, a multiple of eight.
     own = (F.pad(x.to(dtype), (0, more)) if more else x.to(dtype) for x in (q_BRGH, k_BRNH, v_BRNH))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in own)
-    # A window has both ends in it, and keys of the same row are its right one.
+    # Both ends are inclusive.
     window = {} if width is None else {"window_size_left": width - 1, "window_size_right": 0}
     options = {"scale": scale, **window}
     if sinks_N is None:
@@ -142,19 +141,18 @@ def flash_attention(
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, dropout: float, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The result, the logarithms of the sums of exponentials (B, G, R), two states of the generator, and no mask."""
+    """The result, the log-sum-exp of scores (B, G, R), two states of the generator, and an empty mask."""
     assert _forward is not None
     results: tuple[Tensor, ...] = _forward(q, k, v, None, None, q.size(1), k.size(1), dropout, True, False, **options)
     return results
 
 
 class _WithSinks(torch.autograd.Function):
-    """The kernels' attention when every head has one key more, of value zero and with a score of its own.
+    """The kernels' attention with one more key for each head, with a score of its own and a value of zero.
 
-    With L the logarithm of a row's sum and s the sink's score, the sum becomes exp(L') = exp(L) + exp(s): the result is
-    the kernel's times exp(L - L'). The kernel's gradients of scores are P (dP - sum(grad * out)), with P = exp(S - L),
-    so with L' and the new result in the place of the old ones they are those of the larger softmax. The sink has
-    P = exp(s - L') and dP = 0.
+    Let L be a row's log-sum-exp and s the sink's score. With the sink it is L' = log(exp(L) + exp(s)), and the result
+    is the kernel's times exp(L - L'). The kernel's gradients of scores are P (dP - sum(grad * out)), P = exp(S - L):
+    given L' and the new result, they are those of the larger softmax. The sink has P = exp(s - L') and dP = 0.
     """
 
     @staticmethod

@@ -1,7 +1,4 @@
-"""What the fast operations of this folder compute, in the obvious way: to read, and to test them against.
-
-No model calls these. Gradients are autograd's.
-"""
+"""Naive twins of this folder's operations, to read and to test against; no model calls them."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ def attention(
 ) -> Tensor:
     """softmax(q k^T / sqrt(H) + bias) v, query by query, (B, N, T, H); twin of ``attention.attend``.
 
-    ``masks`` (B, N, S), one a query, keep a share of the weights, as dropout does. With ``causal``, the last query is
-    that of the last key. Heads side by side share one of fewer heads of keys.
+    ``masks`` (B, N, S), one for each query, keep a share of the weights, as dropout does. With ``causal``, the last
+    query is that of the last key. Consecutive query heads share a key head.
     """
     k_BNSH, v_BNSH = (x.repeat_interleave(q_BNTH.size(1) // x.size(1), 1) for x in (k_BNSH, v_BNSH))
     rows = []
@@ -55,11 +52,11 @@ def window_attention(
     share: float = 1.0,
     sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """What queries see of blocks of k tokens through near:far, (B, N, T, H), zero where that is nothing.
+    """Attention to blocks of k tokens through near:far, (B, N, T, H), zero where a query sees none.
 
-    With a T x C table of scores, of which a ``mask`` keeps a share, as dropout does; twin of
-    ``window_attention.window_attention`` (Multi-scale Transformer LMs, Section 3.4). Heads side by side share one of
-    fewer heads of keys.
+    With all scores (T, C), of which a ``mask`` keeps a share, as dropout does; twin of
+    ``window_attention.window_attention`` (Multi-scale Transformer LMs, Section 3.4). Consecutive query heads share a
+    key head.
     """
     k_BNCH, v_BNCH = (x.repeat_interleave(q_BNTH.size(1) // x.size(1), 1) for x in (k_BNCH, v_BNCH))
     t_T1 = torch.arange(q_BNTH.size(2), device=q_BNTH.device)[:, None]
@@ -76,7 +73,7 @@ def window_attention(
 
 
 def rotate(x_BTO: Tensor, positions: Sequence[int], heads: int, head_dim: int, base: float) -> Tensor:
-    """Position by position and head by head, a pair of channels as one complex number; twin of ``rotary.rotate``."""
+    """Rotate pairs of channels as complex numbers, by position and head; twin of ``rotary.rotate``."""
     rows = []
     for x_BO, position in zip(x_BTO.unbind(1), positions, strict=True):
         *turned, rest = x_BO.split([head_dim] * heads + [x_BO.size(-1) - heads * head_dim], dim=-1)
@@ -90,7 +87,7 @@ def rotate(x_BTO: Tensor, positions: Sequence[int], heads: int, head_dim: int, b
 
 
 def short_conv(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
-    """Position by position, x plus the N before it, the nearest times the last weight; twin of ``ShortConv``."""
+    """Each position plus the N before it times their weights, the nearest times the last; twin of ``ShortConv``."""
     rows = []
     for t, x_BD in enumerate(x_BTD.unbind(1)):
         for distance in range(1, min(t, len(weight_ND)) + 1):
@@ -100,7 +97,7 @@ def short_conv(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, ignore_index: int) -> Tensor:
-    """Of every row, -log p(target) from all logits, (Q,), at least in float32; zero at ``ignore_index``."""
+    """-log p(target) of each row from all logits, (Q,), at least in float32; zero at ``ignore_index``."""
     logits_QV = F.linear(x_QD, weight_VD)
     precise_QV = logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
     losses_Q = -precise_QV.log_softmax(1).gather(1, target_Q.unsqueeze(1)).squeeze(1)

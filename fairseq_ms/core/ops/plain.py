@@ -1,7 +1,6 @@
-"""Whether a module may be replaced by an operation on its weights, or computed a second time.
+"""Whether operations on a module's weights may replace a call of it, and whether it may be called a second time.
 
-That would ignore or repeat whatever was attached to the module: an adapter or a quantised layer in its place, a
-parametrization, pruning, a hook.
+That would ignore, or repeat, what was attached to the module: adapters, quantisation, parametrizations, pruning, hooks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch.nn.modules import module as torch_module
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether the module has hooks, or a ``forward`` of the instance's own; hooks of all modules count."""
+    """Whether a module has hooks, those of all modules included, or a ``forward`` of the instance's own."""
     m = torch_module
     everywhere = m._global_forward_hooks or m._global_forward_pre_hooks
     everywhere = everywhere or m._global_backward_hooks or m._global_backward_pre_hooks
@@ -24,7 +23,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
-    """Whether a module is of exactly one of these kinds and has no hooks; None is a module that there is not.
+    """Whether a module is exactly of one of these classes and has no hooks; True for None, a missing module.
 
     Exactly, since ``torch.nn.utils.parametrize`` and ``fully_shard`` make subclasses.
     """
@@ -37,17 +36,17 @@ def repeatable(*modules: nn.Module | None) -> bool:
 
 
 def table(words: nn.Module, symbols: int, device: torch.device | None = None) -> Tensor:
-    """What an embedding gives for every symbol, (V, D): its weight, if it is plain."""
+    """The embeddings of all symbols, (V, D): the weight of an embedding, if it is plain."""
     if plain(words, nn.Embedding):
         return words.weight  # type: ignore[return-value]
-    # An embedding gives its padding row no gradient; here it is a symbol like any other. Autograd notes the index now.
+    # Embeddings give their padding row no gradient, but here it is a symbol like any other.
     parts = words.modules() if torch.is_grad_enabled() else ()
     padded: list[Any] = [module for module in parts if getattr(module, "padding_idx", None) is not None]
     indices = [module.padding_idx for module in padded]
     try:
         for module in padded:
             module.padding_idx = None
-        # One row of tokens, since what stands in an embedding's place may want (B, T).
+        # As (B, T), which a module in the place of an embedding may want.
         return words(torch.arange(symbols, device=device or next(words.parameters()).device).unsqueeze(0)).squeeze(0)
     finally:
         for module, index in zip(padded, indices):

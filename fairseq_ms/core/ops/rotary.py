@@ -1,8 +1,7 @@
-"""Rotary positions: queries and keys are turned by their positions, so that scores depend on distances alone.
+"""Rotary positions: queries and keys are rotated by their positions, so that scores depend on distances alone.
 
-Channel i of a head and channel i + H / 2 are a pair, the two coordinates of a point. At position p it is turned by the
-angle p * base ** (-2 i / H); a query and a key that are both turned have the product of a query at distance p_q - p_k
-from a key that is not.
+Channels i and i + H / 2 of a head are the coordinates of a point. At position p it is rotated by the angle
+p * base ** (-2 i / H), so that the product of a query and a key depends on the difference of their positions.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from torch import Tensor
 
 
 def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor) -> Tensor:
-    """cos and sin of the angles at T positions, for heads of H channels: (2, T, H / 2), on the device of ``like``.
+    """cos and sin of the angles at positions (T,) or (B, T), for heads of H channels: (2, [B,] T, H / 2).
 
-    Rows with positions of their own, (B, T), have angles of their own, (2, B, T, H / 2).
-    Angles have double precision: at position 10 ** 6, those in float32 would be off by 0.04. The result is float32, or
-    of the type of ``like`` if that is wider.
+    Angles are computed in double precision, since float32 would be off by 0.04 at position 10 ** 6. The result is
+    float32, or of the type of ``like`` if that is wider, on its device.
     """
     pairs_F = _numbers(range(0, head_dim, 2), like)
     positions_T = _numbers(positions, like) if isinstance(positions, range) else positions
@@ -27,7 +25,7 @@ def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor
 def beginnings(start: int | Tensor, count: int, factor: int = 1) -> range | Tensor:
     """The first positions of the blocks of k tokens that end among ``count`` tokens from position ``start`` on.
 
-    Of one token, whose position is a tensor (1,): the first position of its block, finished or not.
+    For a position in a tensor (1,), of a single token, the first position of its block, finished or not.
     """
     if isinstance(start, Tensor):
         return start if factor == 1 else start // factor * factor
@@ -39,9 +37,9 @@ def _numbers(numbers: range, like: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
-    """x (B, T, O) whose first ``heads`` heads are turned by a ``rotation`` of its T positions; x itself without one.
+    """Rotate the first ``heads`` heads of x (B, T, O) by a ``rotation`` of its T positions, and leave the rest.
 
-    Nothing but the rotation is kept for backward.
+    Only the rotation is kept for backward.
     """
     if rotation_2TF is None:
         return x

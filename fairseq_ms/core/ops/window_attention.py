@@ -1,10 +1,9 @@
 """Attention through a window over blocks of tokens, at a cost linear in the number of tokens.
 
-The keys of a scale k are blocks of k tokens. Block j is visible at query t iff it is finished and its first token lies
-in the window, near <= t - j k < far (Multi-scale Transformer LMs, Section 3.4, Figure 1e). Where near and far are
-multiples of k, all k queries of a row see the same blocks: after the first ``near`` queries, which see none, row r
-sees the blocks r - w + 1 .. r, with w = (far - near) / k. A window over blocks is a causal window over rows, whose k
-queries share what they see::
+The keys of scale k are blocks of k tokens. Query t sees block j iff it is finished and its first token lies in the
+window, near <= t - j k < far (Multi-scale Transformer LMs, Section 3.4, Figure 1e). With near and far multiples of k,
+the k queries of a row see the same blocks: after the first ``near`` queries, which see none, row r sees the blocks
+r - w + 1 .. r, with w = (far - near) / k. So a window over blocks is a causal window over rows of k queries::
 
     k = 2, window 2:6 (w = 2)      blocks    0 1 2 3
         t = 0, 1                             . . . .      zero
@@ -12,9 +11,8 @@ queries share what they see::
         t = 4, 5                   row 1     x x . .
         t = 6, 7                   row 2     . x x .
 
-On a GPU, in half precision, torch's flash kernels compute just that (``flash_windows``). Elsewhere, queries that see
-all blocks before them are full attention over rows, and those of a narrower window are taken some rows at a time
-against the blocks that these rows see.
+On a GPU, in half precision, torch's flash kernels compute that (``flash_windows``). Elsewhere, an open window is full
+attention over rows, and for a closed one, some rows at a time attend to a slice of the blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from fairseq_ms.core.ops.flash_windows import flash_attention, precision
 from fairseq_ms.core.ops.recompute import check_probability, checkpointed, keep_in_graph, saves
 from fairseq_ms.core.scales import Scale, check_window
 
-# Queries that share one slice of keys, if the window is wider than a narrow block, and if it is not.
+# Queries that share a slice of keys, for wide windows and for narrow ones.
 _QUERY_BLOCK, _NARROW_BLOCK = 64, 32
 
 
@@ -39,16 +37,15 @@ def window_attention(
 ) -> Tensor:
     """Attention to blocks of ``factor`` tokens through the window near:far, (B, N, T, H); zero where a query sees none.
 
-    Softmax attention of query t to the blocks j with near <= t - j * factor < far, from the beginning of texts, at a
-    cost that grows with T and the width of the window. ``naive.window_attention`` says it in a few lines.
+    Query t sees the blocks j with near <= t - j * factor < far. The cost grows with T and the width of the window.
+    ``naive.window_attention`` is the same in a few lines.
 
     Args:
-        q: (B, N, T, H)
-        k: of the whole blocks of the T tokens, (B, N, T // factor, H)
-        v: of the same
+        q: queries (B, N, T, H), from the beginning of texts
+        k, v: keys and values of the finished blocks, (B, N, T // factor, H)
         factor: tokens of a block
-        near: in tokens, a multiple of ``factor``, and at least that for blocks, since the newest is unfinished
-        far: in tokens, a multiple of ``factor``; None sees everything
+        near: in tokens, a multiple of ``factor``, and at least ``factor`` for blocks, since the newest is unfinished
+        far: in tokens, a multiple of ``factor``; None for an open window
         dropout: probability of dropping an attention weight
 
     Raises ValueError for other numbers and other shapes.
@@ -109,16 +106,15 @@ def attend_window(
 ) -> Tensor:
     """``window_attention`` of a scale's window, (B, T, N, H); ``recompute`` and ``sinks_N`` as in ``attend``.
 
-    Keys and values may have fewer heads K, each for N / K heads of queries side by side. Queries at positions from
-    ``start`` on, after the beginning of a text, attend to blocks from number ``oldest`` on.
-    With ``recompute``, windows over blocks and those that see less than everything are computed again in backward, and
-    queries, keys and values are all that is kept.
+    Keys and values may have K heads, each shared by N / K consecutive query heads. In a text that goes on, queries are
+    at positions from ``start`` on, and blocks are those from number ``oldest`` on.
+    With ``recompute``, only queries, keys and values are kept for backward, unless a window over tokens sees them all.
     """
     if start:
         y_BNTH = attend_blocks(scale, q_BNTH, k_BNCH, v_BNCH, start, oldest, dropout, recompute, sinks_N)
         return y_BNTH.transpose(1, 2)
     length, near, factor = q_BNTH.size(2), scale.near, scale.factor
-    # Where T is a symbol, a compiler takes far longer over a maximum of it, and over quotients below 0.
+    # Not ``max``, with which compilers take far longer where T is symbolic, as with quotients below 0.
     queries = length - near if length > near else 0
     if not queries:
         # Zeros that still lead back to all parameters: distributed training waits for every gradient.
@@ -164,25 +160,25 @@ def _by_rows(
     recompute: bool,
     sinks_N: Tensor | None,
 ) -> Tensor:
-    """The same by operations that every device has."""
+    """As ``_by_flash``, by operations that every device has."""
     rows_BRNkH = _split_rows(q, factor)
     batch, rows, heads = rows_BRNkH.shape[:3]
     sinks_G = sinks_N if sinks_N is None or factor == 1 else sinks_N.repeat_interleave(factor)
     if width is None or width >= rows:
-        # The k queries of a row are as many heads.
+        # The k queries of a row become heads.
         y_BGRH = attend(rows_BRNkH.flatten(2, 3).transpose(1, 2), k, v, None, True, dropout, recompute, sinks_G)
         return _join_rows(y_BGRH.transpose(1, 2).unflatten(2, (heads, factor)), q.size(2))
     least = _NARROW_BLOCK if width * factor <= _NARROW_BLOCK else _QUERY_BLOCK
-    # So that no more than five times as many keys are copied as there are.
+    # At most five times as many keys are copied as there are.
     step = max(-(-least // factor), width // 4)
     blocks, span = (rows + step - 1) // step, step + width - 1
-    # Of G = N / K * k queries a row, those of a block are the queries of a head:
+    # A key head has G = N / K * k queries a row; (B * K, blocks) takes the place of batch and heads:
     # (B, R, N, k, H) -> (B, blocks, step, K, G, H) -> (B * K, blocks, step * G, H)
     group = heads // k.size(1) * factor
     shape = k.size(1), group
     padded = F.pad(rows_BRNkH.flatten(2, 3), (0, 0, 0, 0, 0, blocks * step - rows)).unflatten(1, (blocks, step))
     own = padded.unflatten(3, shape).permute(0, 3, 1, 2, 4, 5).flatten(3, 4).flatten(0, 1)
-    # Slices of the keys, each from ``width - 1`` before its block's first row on: (B * K, blocks, span, H)
+    # Slices of keys, from ``width - 1`` before a block's first row on: (B * K, blocks, span, H)
     sliced = [F.pad(x, (0, 0, width - 1, blocks * step - rows)).flatten(0, 1) for x in (k, v)]
     k, v = (x.unfold(1, span, step).transpose(-1, -2) for x in sliced)
     bias = _band(blocks, step, group, width, q)
@@ -194,7 +190,7 @@ def _by_rows(
 
 
 def _band(blocks: int, step: int, group: int, width: int, like: Tensor) -> Tensor:
-    """The bias of every block of rows, with ``group`` queries a row; its keys begin ``width - 1`` before its rows."""
+    """The bias for each block of ``step`` rows of ``group`` queries; keys begin ``width - 1`` before the first row."""
     row_J1 = torch.arange(step * group, device=like.device)[:, None] // group
     key_S = torch.arange(step + width - 1, device=like.device)
     first_X11 = width - 1 - torch.arange(blocks, device=like.device)[:, None, None] * step
@@ -203,7 +199,7 @@ def _band(blocks: int, step: int, group: int, width: int, like: Tensor) -> Tenso
 
 
 def _split_rows(q_BNTH: Tensor, factor: int) -> Tensor:
-    """Split queries into rows of k, (B, R, N, k, H), with zeros at the end of the last row."""
+    """Split queries into rows of k, (B, R, N, k, H), with zeros at the end."""
     q_BTNH = q_BNTH.transpose(1, 2)
     if factor == 1:
         return q_BTNH.unsqueeze(3)

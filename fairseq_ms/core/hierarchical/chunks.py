@@ -147,23 +147,11 @@ class Segmentation(nn.Module):
     "words" ends a chunk after a separator or after L tokens, "fixed" after every L tokens. A text's first token is a
     chunk by itself, since nothing predicts it: later chunks then consist of predicted tokens and, with pixels, are
     whole pixels.
-
-    Raises ValueError for a kind and separators that do not go together.
     """
 
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
-        kind, separators = config.segmentation, config.separators
-        if kind not in ("words", "fixed"):
-            raise ValueError(f"segmentation must be words or fixed: got {kind!r}")
-        if kind == "fixed" and separators:
-            raise ValueError(f"separators have no meaning with fixed segmentation: got {separators}")
-        if kind == "words" and not separators:
-            raise ValueError("separators must name the symbols that end a word: got none")
-        if not all(0 <= symbol < config.symbols and symbol != config.pad for symbol in separators):
-            known = f"symbols from 0 to {config.symbols - 1}, none of them padding"
-            raise ValueError(f"separators must be {known}: got {separators}")
-        self.kind, self.separators = kind, separators
+        self.kind, self.separators = config.segmentation, config.separators
         self.max_length, self.pad = config.max_segment_len, config.pad
 
     def forward(

@@ -60,6 +60,25 @@ class HAEDConfig(LayerConfig):
         super().__post_init__()
         if self.kv_heads is not None:
             raise ValueError(f"kv_heads must be left out, since heads over chunks share no keys: got {self.kv_heads}")
+        for name, other in (("encoder", "mlp"), ("main", "transformer"), ("decoder", "transformer")):
+            if getattr(self, name) not in ("lstm", other):
+                raise ValueError(f"{name} must be lstm or {other}: got {getattr(self, name)!r}")
+        if self.positions != "learned" and (self.main == "lstm" or self.width_of_positions):
+            what = "main" if self.main == "lstm" else "position_dim"
+            raise ValueError(f"positions must be learned with {what} {getattr(self, what)}: got {self.positions}")
+        if self.width_of_encodings < 1:
+            raise ValueError(f"dim must exceed position_dim {self.width_of_positions}: got {self.dim}")
+        if self.decoder == "transformer" and self.decoder_units % self.local_heads:
+            raise ValueError(f"local_heads must divide decoder_units {self.decoder_units}: got {self.local_heads}")
+        if self.segmentation not in ("words", "fixed"):
+            raise ValueError(f"segmentation must be words or fixed: got {self.segmentation!r}")
+        if self.segmentation == "fixed" and self.separators:
+            raise ValueError(f"separators have no meaning with fixed segmentation: got {self.separators}")
+        if self.segmentation == "words" and not self.separators:
+            raise ValueError("separators must name the symbols that end a word: got none")
+        if not all(0 <= symbol < self.symbols and symbol != self.pad for symbol in self.separators):
+            known = f"symbols from 0 to {self.symbols - 1}, none of them padding"
+            raise ValueError(f"separators must be {known}: got {self.separators}")
 
     @property
     def width_of_positions(self) -> int:

@@ -12,11 +12,12 @@ beginning the last token of the chunk before.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields
 
 import torch
 from torch import Tensor, nn
 
+from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.hierarchical.caches import ChunkCaches, HAEDState, Rectangles, RowCache, RowCaches
 from fairseq_ms.core.hierarchical.chunks import (
     ChunkEncoder,
@@ -141,18 +142,15 @@ class TransformerDecoder(nn.Module):
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
         units, length = config.decoder_units, config.max_segment_len
-        if units % config.local_heads:
-            raise ValueError(f"local_heads must divide decoder_units {units}: got {config.local_heads}")
         self.drop = Dropout(config.dropout, config.recompute)
         self.symbols, self.length = config.symbols, length
         self.embed = nn.Embedding(config.symbols, config.token_dim, padding_idx=config.pad)
         self.places = nn.Embedding(length, units)
         self.project_token = projection(config.token_dim, units)
         self.project_context = projection(config.dim, units, bias=False)
-        ffn_dim = config.local_ffn_dim or 4 * units
-        layers = replace(
-            config, dim=units, ffn_dim=ffn_dim, heads=config.local_heads, head_dim=None, positions="learned"
-        )
+        sizes = {field.name: getattr(config, field.name) for field in fields(LayerConfig)}
+        sizes |= {"dim": units, "ffn_dim": config.local_ffn_dim or 4 * units, "heads": config.local_heads}
+        layers = LayerConfig(**{**sizes, "head_dim": None, "positions": "learned"})
         self.stack = TransformerStack(layers, config.local_layers)
 
     def forward(
@@ -198,17 +196,9 @@ class TransformerDecoder(nn.Module):
 
 def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, TransformerMain | LSTMMain]:
     """The parts of both phases of training: segmentation, chunk encoder and main model."""
-    c = config
-    for name, other in (("encoder", "mlp"), ("main", "transformer"), ("decoder", "transformer")):
-        if getattr(c, name) not in ("lstm", other):
-            raise ValueError(f"{name} must be lstm or {other}: got {getattr(c, name)!r}")
-    if c.positions != "learned" and (c.main == "lstm" or c.width_of_positions):
-        what = "main" if c.main == "lstm" else "position_dim"
-        raise ValueError(f"positions must be learned with {what} {getattr(c, what)}: got {c.positions}")
-    if c.width_of_encodings < 1:
-        raise ValueError(f"dim must exceed position_dim {c.width_of_positions}: got {c.dim}")
-    encoder = MLPEncoder(c) if c.encoder == "mlp" else LSTMEncoder(c)
-    return Segmentation(c), encoder, TransformerMain(c) if c.main == "transformer" else LSTMMain(c)
+    encoder = MLPEncoder(config) if config.encoder == "mlp" else LSTMEncoder(config)
+    main = TransformerMain(config) if config.main == "transformer" else LSTMMain(config)
+    return Segmentation(config), encoder, main
 
 
 def initialise_chunks(module: nn.Module, std: float | None) -> None:

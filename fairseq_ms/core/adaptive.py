@@ -190,7 +190,7 @@ class AdaptiveSoftmax(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
 
-    def _of_head(self, x: Tensor) -> Tensor:
+    def _head_logits(self, x: Tensor) -> Tensor:
         return self.head(x if self.project_head is None else self.project_head(x))
 
     def forward(self, x_BTD: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
@@ -200,7 +200,7 @@ class AdaptiveSoftmax(nn.Module):
         """
         x_QD, target_Q = self.drop(x_BTD.flatten(0, -2)), target.flatten()
         head_Q = target_Q.clone()
-        logits: list[Tensor | None] = [self._of_head(x_QD)]
+        logits: list[Tensor | None] = [self._head_logits(x_QD)]
         targets: list[Tensor | None] = [head_Q]
         for band, (tail, (start, end)) in enumerate(zip(self.tail, pairwise(self.cutoff))):
             row_R = ((target_Q >= start) & (target_Q < end)).nonzero().squeeze(1)
@@ -211,7 +211,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def log_probs(self, x_BTD: Tensor) -> Tensor:
         """Features (B, T, D) -> log-probabilities (B, T, V) of all words."""
-        head = self._of_head(x_BTD).log_softmax(-1)
+        head = self._head_logits(x_BTD).log_softmax(-1)
         parts = [head[..., : self.cutoff[0]]]
         for band, tail in enumerate(self.tail):
             parts.append(tail(x_BTD).log_softmax(-1) + head[..., self.cutoff[0] + band, None])

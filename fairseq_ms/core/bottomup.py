@@ -140,7 +140,7 @@ class AggregationAttention(nn.Module):
                 continue
             if blocks[level].size(1):
                 state.aggregation[level].append(self._keys_and_values(level, blocks[level], start))
-            outputs.append(state.see(level, factor, q_BNTH, sinks[level]))
+            outputs.append(state.attend_to(level, factor, q_BNTH, sinks[level]))
         y_BTD = self.out(torch.cat([y_BNTH.transpose(1, 2) for y_BNTH in outputs], dim=2).flatten(2))
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
@@ -189,7 +189,7 @@ class BottomUpState(State):
         coarse = [cache for caches in self.coarse for cache in caches]
         return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
 
-    def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
+    def attend_to(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
         """Attention from the next T tokens to the blocks of a scale, (B, N, T, H); level 0 is the finest scale."""
         k, v = self.aggregation[level].kept()[0]
         return attend_blocks(Scale(factor), q_BNTH, k, v, self.length, sinks_N=sinks_N)

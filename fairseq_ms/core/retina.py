@@ -109,7 +109,7 @@ class RetinaAttention(nn.Module):
             return self.out(past.attend(self.qk, fine, coarse))
         dropout, seen = self.dropout if self.training else 0.0, []
         start = past.windows[0].length if past is not None else 0
-        for place, (q, pair, sinks_N) in enumerate(self.by_window(*self.turned(fine, coarse, rotations))):
+        for place, (q, pair, sinks_N) in enumerate(self.by_window(*self.norm_and_rotate(fine, coarse, rotations))):
             oldest = 0
             if past is not None:
                 known = past.windows[place].append(pair)
@@ -140,7 +140,7 @@ class RetinaAttention(nn.Module):
                 coarse.append(project(pool(joined[:, :whole])))
         return fine, coarse
 
-    def turned(
+    def norm_and_rotate(
         self, fine: Tensor, coarse: Sequence[Tensor], rotations: Mapping[int, Tensor | None] | None
     ) -> list[Tensor]:
         """Apply query/key norms and rotary positions to the output of ``project``."""
@@ -150,7 +150,7 @@ class RetinaAttention(nn.Module):
         return [self.qk(x, *of) if x.size(1) else x for x, *of in every]
 
     def by_window(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
-        """Split the output of ``turned`` into queries, keys, values and sinks of each window."""
+        """Split the output of ``norm_and_rotate`` into queries, keys, values and sinks of each window."""
         counts = [scale.heads for scale in self.scales]
         dim = self.head_dim * sum(counts)
         keys: list[Tensor] = []

@@ -88,14 +88,14 @@ class TransformerQL(StreamingModel):
                 s = layer(s, pasts.get(layer.name), mems[layer.name], positions)  # 14
             s = moving[scale.output] = norm(s)  # 15
             acc_inputs.append(torch.cat([before, s], dim=1))  # 16
-        first, start = self._first_kept(), self.lengths[0].done(mems[self.lengths[0].output])
+        first, start = self._finest_kept(), self.lengths[0].done(mems[self.lengths[0].output])
         s = accumulate(acc_inputs[first:], self.lengths[first:], x_BTD.size(1), start)  # 24
         for layer in self.final:  # 28
             moving[layer.name] = s  # 25, 30
             s = layer(s, pasts.get(layer.name), mems[layer.name], positions)  # 29
         return s, moving
 
-    def _first_kept(self) -> int:
+    def _finest_kept(self) -> int:
         """Index of the finest scale whose output is used; droppath drops all finer ones."""
         scales = len(self.lengths)
         if not self.training or self.droppath == 0.0 or scales == 1:

@@ -1,7 +1,6 @@
-"""Projections with a norm, a short convolution, or activation and dropout in front of them.
+"""Projections after a norm, a short convolution, or activation and dropout, whose results backward computes again.
 
-Norms, activations and dropout take next to no time, but produce half of the tensors that autograd keeps of a
-transformer layer. Their results are computed again in the backward pass from inputs that are kept anyway.
+They take next to no time, but half of the memory that autograd would keep of a transformer layer.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from fairseq_ms.core.ops.recompute import DropoutMasks, autocasted, drop, remade
 
 Norm = nn.LayerNorm | nn.RMSNorm
 NORM_KINDS = (nn.LayerNorm, nn.RMSNorm)
-# Of a width and an epsilon.
+# Called with a width and an epsilon.
 NORMS: dict[str, Callable[[int, float], Norm]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """``silu(a) * b`` of the two halves, (..., 2 * I) -> (..., I)."""
+    """``silu(a) * b`` of two halves, (..., 2 * I) -> (..., I)."""
     gate, value = x.chunk(2, dim=-1)
     return remade(partial(torch.mul, value), F.silu, gate)
 
 
 def relu_squared(x: Tensor) -> Tensor:
     """The square of ``relu(x)``."""
-    # Not by ``relu``, of which autograd keeps the result.
+    # Not ``relu``, whose result autograd would keep.
     return remade(torch.square, partial(F.threshold, threshold=0.0, value=0.0), x)
 
 
@@ -46,16 +45,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "linear": torch.positive,
 }
-# Autograd keeps their results, and of the others what they read.
+# Autograd keeps the results of these, and the inputs of the others.
 OF_THEIR_RESULT = ("relu", "tanh")
 
 
 def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ...] = ()) -> nn.Linear:
-    """An ``nn.Linear``, of that very type, which quantisation and others look for.
+    """An ``nn.Linear``, exactly, which quantisation and others look for.
 
     Args:
-        rows: of the weight, how many each projection has, where several share one: queries, keys and values, a gate and
-            what it opens
+        rows: rows of the weight that belong to each of several projections, such as queries, keys and values
     """
     linear: Any = nn.Linear(inputs, outputs, bias)
     linear.rows = rows or (outputs,)
@@ -63,11 +61,11 @@ def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ..
 
 
 class SomeSymbols(nn.Module):
-    """Logits of a projection, but that some symbols are never predicted: theirs are as small as numbers go.
+    """A projection to logits, in which symbols that are never predicted have the lowest finite number.
 
     Args:
         project: to logits (..., V)
-        never: numbers of those symbols
+        never: those symbols
     """
 
     def __init__(self, project: nn.Module, never: Sequence[int]) -> None:
@@ -83,10 +81,10 @@ class SomeSymbols(nn.Module):
 
 
 class TiedOutput(nn.Module):
-    """Logits by the transposed word embedding; owns no parameter.
+    """Logits by the word embedding, without parameters of its own.
 
     Args:
-        embed: whose ``words`` is the embedding, or what stands in its place
+        embed: a module whose ``words`` is the embedding, or what stands in its place
     """
 
     def __init__(self, embed: nn.Module) -> None:
@@ -105,33 +103,33 @@ class TiedOutput(nn.Module):
 
 
 def weights_of(norm: Norm | None) -> list[Tensor]:
-    """The weight (D,) of a norm and its bias, as far as it has them."""
+    """The weight (D,) and the bias of a norm, if it has them."""
     both = getattr(norm, "weight", None), getattr(norm, "bias", None)
     return [parameter for parameter in both if parameter is not None]
 
 
 def normalise(norm: Norm, x: Tensor, weight_D: Tensor | None = None, bias_D: Tensor | None = None) -> Tensor:
-    """``norm(x)`` with other parameters, in the order of ``weights_of``."""
+    """``norm(x)`` with these parameters, in the order of ``weights_of``."""
     if not isinstance(norm, nn.RMSNorm):
         return F.layer_norm(x, x.shape[-1:], weight_D, bias_D, norm.eps)
     if x.is_cpu and weight_D is not None and x.dtype == weight_D.dtype == torch.promote_types(x.dtype, torch.float32):
-        # What torch does there, too, but autograd would keep what the weight is multiplied with.
+        # As in torch, where autograd would keep the input of the multiplication by the weight.
         return remade(partial(torch.mul, weight_D), partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=norm.eps), x)
     return F.rms_norm(x, x.shape[-1:], weight_D, norm.eps)
 
 
 class Preceding(Protocol):
-    """The last positions before a piece of a text, which a short convolution reads."""
+    """The positions before a piece of a text, for a short convolution."""
 
     def convolved(self, x: Tensor, weight_ND: Tensor) -> Tensor:
-        """x (..., D) after the convolution; x becomes what precedes the next piece."""
+        """``ShortConv`` of x (..., D), which then comes before the next piece."""
 
 
 class ShortConv(nn.Module):
-    """Adds to every position the N before it, each times a weight a channel: a causal depthwise convolution, from zero.
+    """A causal depthwise convolution: adds the N positions before to each, times weights that start at zero.
 
-    With the token before in every key, one layer finds what followed last time (known as token shift, smear or canon
-    layers; Mamba and gated delta nets have it).
+    With the token before in each key, one layer finds what followed it last time. Known as token shift, smear or canon
+    layers, and part of Mamba and gated delta nets.
 
     Args:
         dim: D
@@ -140,31 +138,31 @@ class ShortConv(nn.Module):
 
     def __init__(self, dim: int, taps: int) -> None:
         super().__init__()
-        # The last row is that of the position just before.
+        # The last row is for the position just before.
         self.weight = nn.Parameter(torch.zeros(taps, dim))
 
     def reset_parameters(self) -> None:
-        """Add nothing."""
+        """Set the weights to zero."""
         nn.init.zeros_(self.weight)
 
     def forward(self, x_BTD: Tensor, before: Preceding | None = None) -> Tensor:
-        """x (B, T, D) -> (B, T, D), preceded by zeros where a text begins, and else by ``before``."""
+        """x (B, T, D) -> (B, T, D), after zeros at the beginning of a text, else after ``before``."""
         if before is not None:
             return before.convolved(x_BTD, self.weight)
         return convolve(pad_left(x_BTD, self.weight), self.weight)
 
 
 def pad_left(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
-    """x (B, T, D) after N positions of zeros, (B, N + T, D)."""
+    """Put N positions of zeros in front of x, (B, T, D) -> (B, N + T, D)."""
     return F.pad(x_BTD, (0, 0, len(weight_ND), 0))
 
 
 def convolve(joined: Tensor, weight_ND: Tensor) -> Tensor:
-    """(B, N + T, D) -> (B, T, D): each of the last T positions plus a weighted sum of the N before it."""
+    """Add to each of the last T positions the N before it times their weights, (B, N + T, D) -> (B, T, D)."""
     taps = weight_ND.size(0)
     if weight_ND.dtype != joined.dtype:
         weight_ND = weight_ND.to(joined.dtype)
-    if joined.size(1) == taps + 1:  # a step, which is to cost little
+    if joined.size(1) == taps + 1:  # a decoding step, in fewer operations
         before_BND, x_B1D = joined.split((taps, 1), dim=1)
         return (before_BND * weight_ND).sum(1, keepdim=True).add_(x_B1D)
     x_BTD = joined[:, taps:]
@@ -176,13 +174,13 @@ def convolve(joined: Tensor, weight_ND: Tensor) -> Tensor:
 def norm_heads(
     x_BTO: Tensor, head_dim: int, norms: Sequence[tuple[Norm, int]], recompute: bool, factors_N: Tensor | None = None
 ) -> Tensor:
-    """Normalise the first heads of x (B, T, O) over their H channels, and leave the rest as it is.
+    """Normalise the first heads of x (B, T, O) over their H channels, and leave the rest.
 
     With ``recompute``, only x is kept for backward.
 
     Args:
-        norms: each with the number of heads that it normalises, in the order of the heads
-        factors_N: one a head, by which the first N heads are multiplied afterwards
+        norms: norms and the numbers of heads that they normalise, in order
+        factors_N: factors of the first N heads, after the norm
     """
     if all(plain(norm, nn.RMSNorm) for norm, _ in norms):
         gain_NH = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
@@ -209,14 +207,14 @@ def norm_linear(
     conv: ShortConv | None = None,
     before: Preceding | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``linear(conv(norm(x), before))``, (..., D) -> (..., O), and what the projection reads, (..., D).
+    """``linear(conv(norm(x), before))``, (..., D) -> (..., O), and the input of the projection, (..., D).
 
-    Norm and convolution may be missing. With ``recompute``, x is all that is kept for backward, and what the projection
-    reads if that is used elsewhere.
+    Norm and convolution may be missing. With ``recompute``, only x is kept for backward, unless the input of the
+    projection is used elsewhere.
     """
     if norm is None and conv is None:
         return linear(x), x
-    # Only pieces of texts and chunks have something before them, which a convolution reads.
+    # A convolution after ``before`` changes it, and may run only once.
     again = recompute and saves() and (conv is None or before is None)
     if not (again and plain(norm, *NORM_KINDS) and plain(conv, ShortConv)):
         normed = x if norm is None else norm(x)
@@ -238,10 +236,9 @@ def norm_linear(
 
 
 def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Module, recompute: bool) -> Tensor:
-    """``linear(F.dropout(ACTIVATIONS[name](x), dropout))``; x (..., I) -> (..., O).
+    """``linear(F.dropout(ACTIVATIONS[name](x), dropout))``, (..., I) -> (..., O).
 
-    With ``recompute``, one tensor as large as x is all that is kept: activation and dropout are computed again in
-    backward.
+    With ``recompute``, only one tensor as large as x is kept for backward.
     """
     activation = ACTIVATIONS[name]
     if not (recompute and saves()):

@@ -1,8 +1,7 @@
-"""What autograd keeps for the backward pass, made less: a recipe in place of a tensor, and checkpoints.
+"""Fewer tensors for autograd to keep: recipes in place of tensors, seeds in place of dropout masks, and checkpoints.
 
-Norms, activations and dropout take next to no time and produce half of the tensors that autograd would keep of a
-transformer layer. They are computed again in the backward pass from inputs that are kept anyway; dropout keeps the seed
-of its mask.
+Norms, activations and dropout take next to no time, but half of the memory that autograd would keep of a transformer
+layer. The backward pass computes them again from inputs that are kept anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ R = TypeVar("R")
 # Private: the only way to ask whether saved-tensor hooks are allowed now, and which are active.
 _autograd: Any = torch._C._autograd
 
-# A mask takes 16 random bits a number, so one 64-bit draw of the generator serves four numbers.
+# A mask takes 16 random bits for each number, so that one 64-bit draw of the generator serves four.
 _LEVELS = 2**16
 _64_BITS = 2**64 - 1
 
@@ -36,10 +35,9 @@ def draw_seed() -> int:
 
 
 def mixed_seed(seed: int, *counters: int) -> int:
-    """A 32-bit seed for one of many masks, which counters tell apart; every bit of every argument matters.
+    """A 32-bit seed for one of many masks, which counters tell apart.
 
-    A generator on a CPU uses no more than 32 bits of its seed, and seeds that lie close together need not give
-    streams that are far apart.
+    Mixed, since a generator on a CPU uses 32 bits of its seed, and close seeds may give similar streams.
     """
     state = seed & _64_BITS
     for counter in (0, *counters):
@@ -52,40 +50,40 @@ def mixed_seed(seed: int, *counters: int) -> int:
 
 
 def records() -> bool:
-    """Whether autograd records what is computed now."""
+    """Whether autograd records operations now."""
     return torch.is_grad_enabled()
 
 
 def saves() -> bool:
-    """Whether it is worth telling autograd what to keep: not in compiled code, whose compiler decides that."""
+    """Whether what autograd keeps is ours to decide: not in compiled code, where the compiler does."""
     return records() and not torch.compiler.is_compiling()
 
 
 def hookable() -> bool:
-    """Whether autograd may be told what to keep: ``torch.func`` refuses it."""
+    """Whether saved-tensor hooks are allowed, which ``torch.func`` refuses."""
     return torch.compiler.is_compiling() or _autograd._saved_tensors_hooks_is_enabled()
 
 
 def refuse_second_derivatives(name: str) -> None:
-    """Raise RuntimeError in a backward pass that is to be differentiated itself, as no gradient by hand can be."""
+    """Raise RuntimeError in a backward pass that autograd records; gradients by hand cannot be differentiated."""
     if saves():
         raise RuntimeError(f"{name} has no second derivative: go backward without create_graph=True")
 
 
 def remade(use: Callable[[Tensor], R], make: Callable[..., Tensor], *sources: Tensor, enabled: bool = True) -> R:
-    """``use(make(*sources))``, keeping the sources for backward, which makes again what ``use`` saves of its input.
+    """``use(make(*sources))``, of which autograd keeps the sources, and makes again what ``use`` saves of its input.
 
-    ``use`` is anything, the call of a module too; what it saves besides is kept. ``make`` is deterministic, calls no
-    module that may have hooks, and reads no tensors but the sources, parameters included. Under autocast it casts what
-    it gives, since autocast would save a copy of its own.
+    Whatever else ``use`` saves is kept. ``make`` must be deterministic, call no module that may have hooks, and read no
+    tensors but the sources, which include parameters. Under autocast it must cast its result, since autocast would save
+    another copy.
     """
     made = make(*sources)
     if not (enabled and saves() and hookable()):
         return use(made)
     keep = _keeper()
     recipe = _Recipe(make, [keep(source) for source in sources], made.device)
-    # Its storage tells ``made`` from all else, as it lives until ``use`` returns. Autograd keeps ``pack``, which must
-    # therefore hold no tensor.
+    # ``made`` is known by its storage, which lives until ``use`` returns. Autograd keeps ``pack``, which must not hold
+    # a tensor.
     storage = StorageWeakRef(made.untyped_storage())
 
     def pack(saved: Tensor) -> Callable[[], Tensor]:
@@ -99,14 +97,14 @@ def remade(use: Callable[[Tensor], R], make: Callable[..., Tensor], *sources: Te
 
 
 def _keeper() -> Callable[[Tensor], Callable[[], Tensor]]:
-    """What keeps a tensor: whoever else is told what autograd saves, as checkpoints are, or else autograd."""
+    """How to keep a tensor: by the saved-tensor hooks around, such as a checkpoint's, or as it is."""
     around = _autograd._top_saved_tensors_default_hooks(True)
     if around is not None:
         pack, unpack = around
         return lambda saved: partial(unpack, pack(saved))
 
     def keep(saved: Tensor) -> Callable[[], Tensor]:
-        # Detached, since the graph would hold itself by the results that it keeps.
+        # Detached, since the graph would otherwise hold itself by its results.
         return partial(_unchanged, saved.detach(), _version(saved))
 
     return keep
@@ -126,9 +124,9 @@ def _unchanged(kept: Tensor, version: int) -> Tensor:
 
 
 class _Recipe:
-    """How to make a tensor again, of which autograd has saved some views: once for all of them.
+    """How to make a tensor again, once for all views of it that autograd has saved.
 
-    Autograd knows their place in the graph by itself, so that second derivatives are right.
+    Second derivatives are right, since autograd itself knows the views' place in the graph.
     """
 
     def __init__(self, make: Callable[..., Tensor], sources: Sequence[Callable[[], Tensor]], device: torch.device):
@@ -138,7 +136,7 @@ class _Recipe:
         self.made: Tensor | None = None
 
     def view(self, *place: Any) -> Tensor:
-        """The view of a shape, strides and an offset."""
+        """The view with this shape, strides and offset."""
         made = self.made
         if made is None:
             with torch.no_grad(), autocast_to(self.device, self.dtype):
@@ -151,17 +149,17 @@ class _Recipe:
 
 @cache
 def _generator(device: torch.device, thread: int) -> torch.Generator:
-    """One for each device and thread: a fresh one for every mask would allocate its state every time."""
+    """A generator for each device and thread, since a new one for every mask would allocate its state."""
     return torch.Generator(device)
 
 
 def keep_prob(p: float) -> float:
-    """The probability with which dropout of probability 0 < p < 1 keeps a number: 1 - p in steps of 2**-16."""
+    """The probability of keeping a number, 1 - p in steps of 2**-16, for 0 < p < 1."""
     return min(max(1, round((1.0 - p) * _LEVELS)), _LEVELS - 1) / _LEVELS
 
 
 def keep_mask(seed: int, p: float, like: Tensor) -> Tensor:
-    """1 with probability ``keep_prob(p)``, else 0: the mask of a seed, of the shape, type and device of ``like``."""
+    """The mask of a seed, like ``like``: 1 with probability ``keep_prob(p)``, else 0."""
     mask = torch.empty_like(like, memory_format=torch.contiguous_format)
     if like.is_meta:
         return mask
@@ -182,7 +180,7 @@ def check_probability(name: str, value: float) -> None:
 
 
 class DropoutMasks:
-    """The masks of one dropout, drawn from one seed: the same ones in forward and backward.
+    """The masks of one dropout from one seed, the same in forward and backward.
 
     Args:
         p: probability of dropping, 0 < p < 1
@@ -198,21 +196,21 @@ class DropoutMasks:
         return keep_mask(self.seed, self.p, like).mul_(1.0 / self.keep_prob)
 
     def keep(self, like: Tensor, index: int) -> Tensor:
-        """The mask of one piece of many, as ``keep_mask``: number ``index``."""
+        """``keep_mask`` of piece number ``index``."""
         return keep_mask(mixed_seed(self.seed, index), self.p, like)
 
 
 def drop(x: Tensor, masks: DropoutMasks | None) -> Tensor:
-    """x after dropout, whose mask is not kept for backward; None drops nothing."""
+    """Dropout by masks that are not kept for backward; None drops nothing."""
     if masks is None:
         return x
-    # As large as x, but of one number.
+    # As large as x, but with the memory of one number.
     like = x.new_empty(()).expand_as(x)
     return remade(partial(torch.mul, x), partial(masks.scaled, like))
 
 
 class Dropout(nn.Module):
-    """``nn.Dropout`` with probability p, whose mask is drawn again in backward with ``recompute``, and not kept."""
+    """``nn.Dropout`` with probability p; with ``recompute``, backward draws the mask again."""
 
     def __init__(self, p: float, recompute: bool = True) -> None:
         super().__init__()
@@ -228,37 +226,36 @@ class Dropout(nn.Module):
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The type that autocast runs matrix products in now, or None where it is off or unknown (the meta device)."""
+    """The type of matrix products under autocast, or None where it is off or unknown (the meta device)."""
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return None
 
 
 def autocasted(x: Tensor) -> Tensor:
-    """x in the type that ``autocast_dtype`` names, if it does and x is of another but double."""
+    """x in the type of ``autocast_dtype``, unless that is None or x is double."""
     dtype = autocast_dtype(x.device)
     return x if dtype is None or x.dtype == torch.float64 else x.to(dtype)
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:
-    """Autocast to a type, off for None, and nothing on a device that knows none."""
+    """Autocast to a type, off for None; no context on a device without autocast."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def checkpointed(layer: Callable[..., Tensor], *inputs: Any, enabled: bool = True) -> Tensor:
-    """``layer(*inputs)``; only the inputs are kept, and the layer runs again in backward."""
+    """``layer(*inputs)``; if ``enabled``, autograd keeps only the inputs, and the layer runs again in backward."""
     if enabled and records() and hookable():
         return checkpoint(layer, *inputs, use_reentrant=False)
     return layer(*inputs)
 
 
 def keep_in_graph(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-    """x unchanged, but every one of the parameters gets a gradient of exactly zero through it.
+    """x unchanged, through which all of the parameters get a gradient of exactly zero.
 
-    What is added is a sum over none of their numbers: zero times a sum over all of them would not be zero where that
-    sum overflows, as it does in half precision.
+    By adding a sum over none of their numbers; zero times the sum over all would be NaN where that overflows.
     """
     nothing = [parameter.flatten()[:0] for parameter in parameters]
     return x + torch.cat(nothing).sum() if nothing else x

@@ -32,7 +32,7 @@ class FixedBottomUp(FixedState, BottomUpState):
         rest = [FixedCache(cache, fine) for cache in growing.fine]
         super().__init__(model.config, batch_size, unfinished, layers, aggregation, rest)
 
-    def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
+    def attend_to(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
         blocks: Any = self.aggregation[level]
         return blocks.read(q_BNTH, sinks_N)
 

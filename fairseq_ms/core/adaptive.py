@@ -56,14 +56,7 @@ class Bands:
 
 
 class AdaptiveInput(nn.Module):
-    """Word embeddings, narrower for rarer words, each band projected to D (Baevski and Auli, 2019).
-
-    Args:
-        vocab_size: V
-        padding_idx: the padding symbol, whose embedding is zero
-        dim: D
-        bands: their ends and widths
-    """
+    """Word embeddings, narrower for rarer words, each band projected to D (Baevski and Auli, 2019)."""
 
     def __init__(self, vocab_size: int, padding_idx: int | None, dim: int, bands: Bands) -> None:
         super().__init__()
@@ -143,9 +136,6 @@ class AdaptiveSoftmax(nn.Module):
     Grave et al., 2017.
 
     Args:
-        vocab_size: V
-        dim: width D of the features
-        bands: their ends and widths, and dropout
         tied: the embedding whose words predict, too
         tie_projections: project by the transposed projections of ``tied``
         project_head: project features for the head, from D to D (Transformer-XL's ``proj_same_dim``)

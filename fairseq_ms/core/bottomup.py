@@ -55,13 +55,7 @@ class BottomUpConfig(ModelConfig):
 
 
 class BottomUpScale(nn.Module):
-    """One coarse scale: pooling the finer scale's output, a norm, layers over blocks.
-
-    Args:
-        scale: k and the number of layers
-        ratio: its factor over the finer scale's
-        config: sizes of the layers, and how blocks are pooled
-    """
+    """One coarse scale: pooling of ``ratio`` outputs of the finer scale, a norm, layers over blocks."""
 
     def __init__(self, scale: Scale, ratio: int, config: BottomUpConfig) -> None:
         super().__init__()
@@ -101,9 +95,7 @@ class AggregationAttention(nn.Module):
         t = 3..6          x . .
         t = 7..10         x x .
 
-    Args:
-        config: sizes and probabilities
-        heads: heads by scale, such as {4: 6, 16: 6}; their number divides D
+    ``heads`` are those of each scale, such as {4: 6, 16: 6}; their number divides D.
     """
 
     def __init__(self, config: BottomUpConfig, heads: dict[int, int]) -> None:

@@ -28,14 +28,7 @@ class Reorderable(Protocol):
 class State(ABC):
     """All that a model keeps of a batch of texts, of which it has read ``length`` tokens each.
 
-    The forward pass reads a state and moves it on, without gradients.
-
-    Args:
-        config: the model's configuration
-        batch_size: B
-
-    Attributes:
-        length: tokens read
+    The forward pass reads a state and moves it on, without gradients. ``config`` is the model's.
     """
 
     length: int = 0
@@ -134,12 +127,7 @@ class LastInputs(Rows):
 class KeyValueCache:
     """Keys and values of one attention layer, (2, B, K, length, H), in a buffer that is filled in place.
 
-    Args:
-        batch_size: B
-        heads: key/value heads K
-        head_dim: H
-        capacity: positions to allocate; the buffer doubles when it is full
-        like: a tensor of the wanted type and device
+    It has room for ``capacity`` positions, which doubles when it is full, and the type and device of ``like``.
 
     Attributes:
         before: the last inputs of the layer's short convolution, if it has one

@@ -12,12 +12,7 @@ from fairseq_ms.core.ops.linear import ACTIVATIONS, projection
 
 
 class Upsample(nn.Module):
-    """Unfolds each position into k, by a transposed convolution (Multi-scale Transformer LMs, Section 4.2).
-
-    Args:
-        dim: model dimension D
-        factor: k
-    """
+    """Unfolds each position into k, by a transposed convolution (Multi-scale Transformer LMs, Section 4.2)."""
 
     def __init__(self, dim: int, factor: int) -> None:
         super().__init__()

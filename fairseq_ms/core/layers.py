@@ -78,12 +78,7 @@ class Attending(Preceding, Protocol):
 class QueryKey(nn.Module):
     """Query/key norms and temperatures, rotary positions, and the scores of sinks, as far as a model has them.
 
-    Args:
-        config: which of these there are
-        head_dim: H
-        heads: query heads N
-
-    Raises ValueError for rotary positions with an odd H.
+    Raises ValueError for rotary positions with an odd ``head_dim`` H.
     """
 
     def __init__(self, config: LayerConfig, head_dim: int, heads: int) -> None:
@@ -112,11 +107,7 @@ class QueryKey(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Causal multi-head attention: norm, projection to queries, keys and values, attention, output projection.
-
-    Args:
-        config: sizes and probabilities: N query heads and K key/value heads of width H; N * H need not be D
-    """
+    """Causal multi-head attention: norm, projection to queries, keys and values, attention, output projection."""
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
@@ -164,9 +155,6 @@ class FeedForward(nn.Module):
 
     "swiglu" has a third matrix, so its I is two thirds of ``ffn_dim``, to the nearest multiple of 8: there are about as
     many weights.
-
-    Args:
-        config: widths D and I, activation and its dropout, the norm, and whether projections have a bias
     """
 
     def __init__(self, config: LayerConfig) -> None:

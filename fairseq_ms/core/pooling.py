@@ -51,13 +51,7 @@ class Downsample(nn.Module):
 
 
 class UnfinishedBlock(Rows):
-    """The positions (B, r, D) of an unfinished block of k, r < k.
-
-    Args:
-        batch_size: B
-        factor: k
-        like_BTD: a tensor of the wanted width, type and device
-    """
+    """The positions (B, r, D) of an unfinished block of k, r < k, with the width, type and device of ``like``."""
 
     def __init__(self, batch_size: int, factor: int, like_BTD: Tensor) -> None:
         super().__init__(like_BTD.new_zeros(batch_size, 0, like_BTD.size(-1)))

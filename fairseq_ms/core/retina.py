@@ -66,11 +66,7 @@ class RetinaAttention(nn.Module):
     """Multi-head attention whose heads see several scales of the layer's input, each through its window.
 
     There are queries for every position. Keys and values of a coarse scale are projected from the normalised input,
-    pooled at that scale. With 1x alone this is local attention.
-
-    Args:
-        config: sizes and probabilities, and how blocks are pooled
-        scales: the windows with their heads, 1x first
+    pooled at that scale. With 1x alone this is local attention. ``scales`` are the windows with their heads, 1x first.
     """
 
     def __init__(self, config: RetinaConfig, scales: Sequence[Scale]) -> None:

@@ -96,12 +96,7 @@ def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
 
 
 class SegmentCache(KeyValueCache):
-    """KV cache of a layer's memory and of the segment so far.
-
-    Args:
-        batch_size: B
-        r_PNH: projected sinusoids of the distances in a window, P = keys + 1
-    """
+    """KV cache of a layer's memory and of the segment so far; ``r`` are projected sinusoids of a window's distances."""
 
     def __init__(self, batch_size: int, r_PNH: Tensor) -> None:
         self.r_PNH = r_PNH
@@ -124,10 +119,6 @@ class StreamState(State):
 
     Without gradients, a segment that comes whole is read in one pass, as in training, and one that comes in pieces
     through KV caches. ``truncate`` is exact for any length: the next call reads the tokens since ``start`` again.
-
-    Args:
-        config: the model's configuration
-        start: the memory to continue
 
     Attributes:
         start: the memory at the beginning, or after the last call with gradients

@@ -32,9 +32,8 @@ from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCach
 class RelativeAttention(nn.Module):
     """Multi-head attention from a segment to the memory and itself, with relative positions (Transformer-XL).
 
-    Args:
-        config: sizes and dropout; pre-LN layers normalise segment and memory
-        u_NH, v_NH: biases of queries for scores by content and by distance, shared by all layers of a model
+    u and v are biases of queries for scores by content and by distance, shared by all layers of a model. In pre-LN, the
+    memory is normalised, too.
     """
 
     def __init__(self, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
@@ -87,11 +86,7 @@ class RelativeAttention(nn.Module):
 class TransformerXLLayer(ResidualLayer):
     """Compute: attention over memory and segment, then feed-forward (Transformer-QL, Figure 2b, which is post-LN).
 
-    Args:
-        name: the name of its memory
-        config: sizes and probabilities
-        u_NH, v_NH: as for ``RelativeAttention``
-        depth: how many layers its residual stream runs through
+    ``name`` is that of its memory, ``depth`` how many layers its residual stream runs through.
     """
 
     attention: RelativeAttention

@@ -45,11 +45,7 @@ class TopDownConfig(ModelConfig):
 class TopDownScale(nn.Module):
     """Pooling to blocks, a norm, joining with the coarser scale, if there is one, and layers over blocks.
 
-    Args:
-        scale: k and the number of layers
-        ratio: the coarser scale's factor over this one's, None at the coarsest scale
-        config: sizes of the layers
-        downsampler: "avg", "max" or "conv"
+    ``ratio`` is the coarser scale's factor over this one's, None at the coarsest scale.
     """
 
     def __init__(self, scale: Scale, ratio: int | None, config: ModelConfig, downsampler: str) -> None:

@@ -207,11 +207,7 @@ def compress(x_BTD: Tensor, ratio: int, kind: str) -> Tensor:
 def accumulate(states: Sequence[Tensor], scales: Sequence[ScaleLengths], count: int, start: int = 0) -> Tensor:
     """Accumulate: the mean of all scales' outputs at tokens start .. start + count - 1 of a segment, (B, count, D).
 
-    Args:
-        states: for every scale, its outputs (B, trail + T, D) before the segment and in it so far
-        scales: their lengths
-        count: number of tokens
-        start: the first of them
+    ``states`` are the outputs (B, trail + T, D) of every scale, before the segment and in it so far.
     """
     finest, *coarse = (at_tokens(x, lengths, count, start) for x, lengths in zip(states, scales))
     return sum(coarse, finest) / len(states)

@@ -115,13 +115,8 @@ class RowCache:
 class RowCaches:
     """KV caches of a stack, (layers, 2, B, N, S, H), whose rows have lengths of their own.
 
-    Also the last inputs (B, layers, N, D) of its short convolutions, if it has any.
-
-    Args:
-        stack: the layers
-        rows: B
-        capacity: positions to allocate; the buffers double when a row is full
-        like: a tensor of the wanted type and device
+    Also the last inputs (B, layers, N, D) of its short convolutions, if it has any. There is room for ``capacity``
+    positions, which doubles when a row is full; type and device are those of ``like``.
     """
 
     def __init__(self, stack: TransformerStack, rows: int, capacity: int, like: Tensor) -> None:
@@ -158,13 +153,8 @@ class RowCaches:
 class ChunkCaches:
     """State of a transformer decoder in the unfinished chunk of every row.
 
-    Args:
-        stack: its layers
-        rows: B
-        length: the longest chunk in tokens
-        table_VU: the projected embeddings of all symbols, which stay as they are
-
     Attributes:
+        table_VU: the projected embeddings of all symbols
         context_BU: the projected main output of each row
         layers: KV caches
     """

@@ -36,13 +36,8 @@ def sampled_softmax(query_XE: Tensor, positive_X: Tensor, encoding_YE: Tensor, c
     """Softmax of each positive among all candidates (HAED, Section 3.2, equations 4 and 5).
 
     The candidates are Y *different* chunks, of which one that occurs n times contributes n exp(score). The positive
-    contributes once, however often it occurs: copies of it are no negatives.
-
-    Args:
-        query_XE: main outputs
-        positive_X: the chunk that comes next
-        encoding_YE: encodings of the chunks
-        counts_Y: how often each occurs among the candidates; those with 0 are ignored
+    contributes once, however often it occurs: copies of it are no negatives. Queries are main outputs, and candidates
+    with a count of 0 are ignored.
     """
     score_XY = query_XE @ encoding_YE.t()
     # At least float32, for the sum over thousands of candidates.
@@ -73,12 +68,9 @@ class ImplicitEmbedding(nn.Module):
         initialise_chunks(self, config.init_std)
 
     def forward(self, tokens_BT: Tensor, candidates_AL: Tensor, counts_A: Tensor) -> SampledSoftmax:
-        """Score each chunk that is predicted against the candidates.
+        """Score each chunk that is predicted against the different candidates, those of this batch among them.
 
-        Args:
-            tokens_BT: tokens with the last target, padded on the right
-            candidates_AL: the different candidates, padded on the right, with those of this batch
-            counts_A: how often each occurs
+        Tokens include the last target; they and the candidates are padded on the right.
         """
         chunks = self.segmentation(tokens_BT, skip_padding=True)
         # Chunks that are read and candidates are mostly the same: each is encoded once.

@@ -52,8 +52,7 @@ OF_THEIR_RESULT = ("relu", "tanh")
 def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ...] = ()) -> nn.Linear:
     """An ``nn.Linear``, exactly, which quantisation and others look for.
 
-    Args:
-        rows: rows of the weight that belong to each of several projections, such as queries, keys and values
+    ``rows`` are the rows of the weight of each of several projections, such as those to queries, keys and values.
     """
     linear: Any = nn.Linear(inputs, outputs, bias)
     linear.rows = rows or (outputs,)
@@ -61,12 +60,7 @@ def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ..
 
 
 class SomeSymbols(nn.Module):
-    """A projection to logits, in which symbols that are never predicted have the lowest finite number.
-
-    Args:
-        project: to logits (..., V)
-        never: those symbols
-    """
+    """A projection to logits (..., V), in which symbols that are ``never`` predicted have the lowest finite number."""
 
     def __init__(self, project: nn.Module, never: Sequence[int]) -> None:
         super().__init__()
@@ -81,11 +75,7 @@ class SomeSymbols(nn.Module):
 
 
 class TiedOutput(nn.Module):
-    """Logits by the word embedding, without parameters of its own.
-
-    Args:
-        embed: a module whose ``words`` is the embedding, or what stands in its place
-    """
+    """Logits by the word embedding ``embed.words``, or what stands in its place, without parameters of its own."""
 
     def __init__(self, embed: nn.Module) -> None:
         super().__init__()
@@ -130,10 +120,6 @@ class ShortConv(nn.Module):
 
     With the token before in each key, one layer finds what followed it last time. Known as token shift, smear or canon
     layers, and part of Mamba and gated delta nets.
-
-    Args:
-        dim: D
-        taps: N
     """
 
     def __init__(self, dim: int, taps: int) -> None:

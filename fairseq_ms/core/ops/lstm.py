@@ -147,13 +147,8 @@ class LSTM(nn.Module):
 
     Step s of sequence w reads ``[table[symbol(w, s)], context[w]]``: in a decoder, a character and the main output of
     the chunk. Table and contexts are projected to the gates once, and the projections are looked up. The naive twins
-    are ``nn.LSTM`` and, for the capped gate, a loop over steps (``tests/references/hierarchical.py``).
-
-    Args:
-        table_dim: width I of the table
-        context_dim: width D of the context, 0 for none
-        units: hidden units U
-        capped: use a ``CappedLSTM``
+    are ``nn.LSTM`` and, for the capped gate, a loop over steps (``tests/references/hierarchical.py``). A context of
+    width 0 is none.
     """
 
     def __init__(self, table_dim: int, context_dim: int, units: int, capped: bool = False) -> None:

@@ -180,11 +180,7 @@ def check_probability(name: str, value: float) -> None:
 
 
 class DropoutMasks:
-    """The masks of one dropout from one seed, the same in forward and backward.
-
-    Args:
-        p: probability of dropping, 0 < p < 1
-    """
+    """The masks of one dropout of probability 0 < p < 1, from one seed: the same in forward and backward."""
 
     def __init__(self, p: float) -> None:
         self.p = p

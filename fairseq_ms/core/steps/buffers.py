@@ -100,10 +100,7 @@ def aligned(places: int) -> int:
 class FixedCache(KeyValueCache):
     """A ``KeyValueCache`` in a buffer (2, B, N, S, H) of fixed size and address, for one position a step.
 
-    Args:
-        cache: a growing cache of the same B, N and H
-        slots: the places, and the mask
-        buffer: a view to use as the buffer; allocated unless given
+    B, N and H are those of a growing ``cache``; the buffer is allocated unless given.
     """
 
     def __init__(self, cache: KeyValueCache, slots: Slots, buffer: Tensor | None = None) -> None:
@@ -164,12 +161,7 @@ class FixedInputs(FixedRows, LastInputs):
 
 
 class FixedBlock(FixedRows):
-    """An ``UnfinishedBlock`` in a buffer (B, k, D) with a place for each of its k positions.
-
-    Args:
-        block: a growing one of the same B, k and D
-        place: the place that a step writes to
-    """
+    """An ``UnfinishedBlock`` in a buffer (B, k, D) with a place for each of its k positions."""
 
     def __init__(self, block: UnfinishedBlock, place: Place) -> None:
         super().__init__(block.x.new_zeros(block.x.size(0), block.factor, block.x.size(2)))

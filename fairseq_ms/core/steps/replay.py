@@ -117,12 +117,8 @@ def _same(key: list[Any], other: list[Any]) -> bool:
 class Steps:
     """Decoding steps of a model over one state of fixed shapes; on a GPU, a CUDA graph for each kind of step.
 
-    The first step of a kind runs eagerly, the second is captured, and later ones are replayed.
-
-    Args:
-        model: a ``CausalModel``, whose weights must keep their addresses
-        batch_size: B
-        capacity: the longest text in tokens
+    The first step of a kind runs eagerly, the second is captured, and later ones are replayed. The model's weights must
+    keep their addresses; ``capacity`` is the longest text in tokens.
     """
 
     # The model's ``_key`` when these steps were made by ``of``.
@@ -245,11 +241,7 @@ class Reader:
 
     While graphs read, ``state`` falls behind; ``settle`` has it read the tokens since then in one pass.
 
-    Args:
-        model: a ``CausalModel``
-        state: the texts so far
-        graphs: as for ``takes_graphs``, whose ValueError is raised here
-        room: the final length of the texts in tokens, 0 if unknown
+    ``room`` is the final length of the texts in tokens, 0 if unknown. Raises ValueError as ``takes_graphs`` does.
     """
 
     def __init__(self, model: Any, state: State, graphs: bool | None = None, room: int = 0) -> None:

@@ -28,13 +28,6 @@ class WindowSlots:
     Neighbouring windows of at most 128 places form a group: they have as many places as the widest of them and share
     an attention call, since launching a kernel takes longer than reading a few more keys.
 
-    Args:
-        position_1: the position of the next token, (1,)
-        scales: the windows with their heads
-        capacity: the longest text in tokens
-        like: a tensor of the wanted type and device
-        config: the model's configuration
-
     Attributes:
         windows: for every window, its number of key heads and the slots of its group
         groups: for every group, its number of key heads and its slots
@@ -78,13 +71,7 @@ class WindowSlots:
 
 
 class FixedWindows(WindowCache):
-    """The KV caches of a retina's layer in one buffer, and its unfinished blocks in another.
-
-    Args:
-        cache: a growing one of the same sizes
-        slots: places and masks of the windows
-        like: a tensor (1, 1, D) of the wanted type and device
-    """
+    """The KV caches of a retina's layer in one buffer, and its unfinished blocks in another; sizes are ``cache``'s."""
 
     def __init__(self, cache: WindowCache, slots: WindowSlots, like: Tensor) -> None:
         _, batch_size, _, _, head_dim = cache.windows[0].buffer.shape

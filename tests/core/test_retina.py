@@ -129,7 +129,7 @@ def test_a_sliding_cache_goes_back_as_far_as_it_has_what_is_seen_from_there(keep
     for _ in range(40):
         cache, length = SlidingCache(2, 3, 4, keep, torch.empty(0)), rng.randint(1, 50)
         for new in everything[:, :, :, :length].split(rng.randint(1, 9), dim=3):
-            cache.append(*new)
+            cache.append(new)
         end = rng.randint(0, length)
         if end < cache.oldest_length():
             with pytest.raises(CannotTruncate, match=f"got {end}$"):
@@ -137,6 +137,6 @@ def test_a_sliding_cache_goes_back_as_far_as_it_has_what_is_seen_from_there(keep
             continue
         cache.truncate(end)
         back += end < length
-        seen = torch.stack(cache.append(*everything[:, :, :, end : end + 5]))
+        seen = cache.append(everything[:, :, :, end : end + 5])
         assert seen.equal(everything[:, :, :, max(0, end - keep) : end + 5])
     assert back

@@ -18,7 +18,6 @@ from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.plain import repeatable
 from fairseq_ms.core.ops.recompute import checkpointed, keep_in_graph
 from fairseq_ms.core.ops.window_attention import attend_blocks
 from fairseq_ms.core.pooling import Downsample, UnfinishedBlock
@@ -79,8 +78,8 @@ class BottomUpScale(nn.Module):
         finished_BCD = fine_BCD[:, : fine_BCD.size(1) // self.ratio * self.ratio]
         if finished_BCD.size(1) == 0:
             return finished_BCD
-        again = self.recompute and repeatable(self.pool, self.norm)
-        out_BCD = checkpointed(lambda x: self.norm(self.pool(x)), finished_BCD, enabled=again)
+        own = self.pool, self.norm
+        out_BCD = checkpointed(lambda x: self.norm(self.pool(x)), finished_BCD, enabled=self.recompute, unhooked=own)
         rotation_2CF = self.config.rotation_after(start, out_BCD.size(1) * self.factor, out_BCD, self.factor)
         return self.stack(out_BCD, caches, rotation_2CF)
 

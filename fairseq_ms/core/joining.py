@@ -27,7 +27,6 @@ class Upsample(nn.Module):
 
     def forward(self, x_BCD: Tensor) -> Tensor:
         """(B, C, D) -> (B, C * k, D)."""
-        # (B, C, k * D) -> (B, C * k, D)
         return self.conv(x_BCD).unflatten(-1, (self.factor, -1)).flatten(1, 2) + self.bias
 
 
@@ -61,7 +60,7 @@ class Join(nn.Module):
         self.activation = ACTIVATIONS["swish" if config.activation == "swiglu" else config.activation]
 
     def forward(self, x_BCD: Tensor, coarser_BCD: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """Pooled tokens (B, C, D) after their norm, and what ``Coarser`` has -> (B, C, D)."""
+        """Normalised pooled tokens (B, C, D), and the contents of a ``Coarser`` -> (B, C, D)."""
         fine = self.upsample(coarser_BCD)
         if isinstance(offset, Tensor):
             fine = fine.index_select(1, offset)

@@ -19,7 +19,6 @@ from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.joining import Coarser, Join
 from fairseq_ms.core.layers import TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.plain import repeatable
 from fairseq_ms.core.ops.recompute import checkpointed
 from fairseq_ms.core.pooling import Downsample, first_block, right_aligned
 from fairseq_ms.core.scales import Scale, check_layers
@@ -64,15 +63,15 @@ class TopDownScale(nn.Module):
         first, end = first_block(start, self.factor), first_block(start + x_BTD.size(1), self.factor)
         if first == end:
             return x_BTD[:, :0]
-        again = self.recompute and repeatable(self.pool, self.norm, self.join)
-        out_BCD = checkpointed(self.blocks, x_BTD, start, before, *(coarse or ()), enabled=again)
+        inputs, own = (x_BTD, start, before, *(coarse or ())), (self.pool, self.norm, self.join)
+        out_BCD = checkpointed(self.blocks, *inputs, enabled=self.recompute, unhooked=own)
         # Block i ends at position i * k. Attention within a scale depends on differences of positions alone.
         position, ends = state and state.position, range(first * self.factor, end * self.factor, self.factor)
         rotation_2CF = self.config.rotation(position if isinstance(position, Tensor) else ends, out_BCD)
         return self.stack(out_BCD, state.caches[self.factor] if state is not None else None, rotation_2CF)
 
     def blocks(self, x_BTD: Tensor, start: int, before_BMD: Tensor | None, *coarse: Any) -> Tensor:
-        """Pool tokens, normalise, and join them with a ``Coarser``, if there is one: what the layers read."""
+        """The inputs of the layers: pooled tokens after the norm, joined with a ``Coarser``, if there is one."""
         pooled_BCD = self.norm(right_aligned(x_BTD, self.pool, start, before_BMD))
         return pooled_BCD if self.join is None else self.join(pooled_BCD, *coarse)
 

@@ -1,8 +1,7 @@
-"""Negative log probabilities from features and the output matrix, without ever holding all logits.
+"""Cross-entropy from features and the output matrix, with the logits of only some rows in memory at a time.
 
-Logits are Q x V numbers, of which a training step would hold several copies. Here they exist for some rows at a time.
-Their gradients are written over them in the forward pass, which ends with those of features and matrix; the backward
-pass only multiplies these by the gradient of the loss.
+The forward pass already computes gradients: those of logits are written over them, and added up to those of features
+and matrix, which the backward pass only multiplies by the gradient of the loss.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from fairseq_ms.core.ops.linear import SomeSymbols, TiedOutput
 from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import autocast_to, refuse_second_derivatives
 
-# Logits that exist at a time, and their rows at most.
+# Logits in memory at a time, and the most rows of them.
 _LOGITS_ON_A_CPU, _LOGITS, _ROWS = 2**23, 2**27, 4096
-# Half precision takes the softmax of a part of them at a time, in float32.
+# In half precision, the softmax in float32 is of one of so many parts of them at a time.
 _PARTS = 8
 
-# Gradients of logits in float16 are scaled by it until the backward pass, so that probabilities above 2**-34 count.
-# Those of features stay finite while the entries of the matrix are below 32.
+# Factor of gradients in float16 until the backward pass, so that probabilities above 2**-34 count. Gradients of
+# features stay finite while the entries of the matrix are below 32.
 _SCALE_OF_FLOAT16 = 2.0**10
 
 
@@ -35,9 +34,9 @@ def linear_cross_entropy(
 ) -> Tensor:
     """-log softmax(x W^T)[target] in nats, 0 where the target is padding: the sum (), or all without ``reduce``.
 
-    Targets are (Q,), or (Q, K) where K of them share a row; symbols in ``never`` have no probability. In half precision
-    and under autocast the logits are rounded as ``F.linear`` rounds them, and everything after them is computed in
-    float32. The sum goes backward once; without ``reduce``, backward computes the logits again.
+    Targets are (Q,), or (Q, K) where K of them share a row; symbols in ``never`` have no probability. Logits have the
+    type of ``F.linear``, and all else is computed at least in float32. The sum goes backward once; without ``reduce``,
+    backward computes the logits again.
     """
     targets_QK = targets.view(len(targets), -1)
     if reduce and torch.is_grad_enabled() and (x_QD.requires_grad or weight_VD.requires_grad):
@@ -52,21 +51,21 @@ def linear_cross_entropy(
 
 
 def cross_entropy_of(x_QD: Tensor, project: nn.Module, targets: Tensor, padding: int, reduce: bool = True) -> Tensor:
-    """``linear_cross_entropy`` by the matrix of ``project``, which is called for all logits where it is not plain."""
+    """``linear_cross_entropy`` by the matrix of a projection, which is called, for all logits, if it is not plain."""
     if (matrix := matrix_of(project, x_QD.device)) is None:
         losses_QK = _of_logits(project(x_QD), targets.view(len(targets), -1), padding)
         return losses_QK.sum() if reduce else losses_QK.view_as(targets)
     weight_VD, never = matrix
     if (bias_V := getattr(project, "bias", None)) is not None:
-        # One more column of the matrix.
+        # The bias is one more column of the matrix.
         x_QD, weight_VD = F.pad(x_QD, (0, 1), value=1.0), torch.cat([weight_VD, bias_V.unsqueeze(1)], dim=1)
     return linear_cross_entropy(x_QD, weight_VD, targets, padding, reduce, never)
 
 
 def matrix_of(project: nn.Module, device: torch.device | None = None) -> tuple[Tensor, tuple[int, ...]] | None:
-    """The matrix (V, D) of a projection and the symbols that it never predicts; None for one that has to be called.
+    """The matrix (V, D) of a projection and the symbols that it never predicts; None if it has to be called.
 
-    Of a tied embedding that is not plain, the matrix is computed on ``device``, by default that of its weights.
+    A tied embedding that is not plain computes its matrix on ``device``, by default that of its weights.
     """
     inner: Any = project
     never: tuple[int, ...] = ()
@@ -78,14 +77,14 @@ def matrix_of(project: nn.Module, device: torch.device | None = None) -> tuple[T
 
 
 def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) -> Tensor:
-    """By how much the target's logit exceeds the mean of all V, (Q,), 0 where the target is padding.
+    """The target's logit minus the mean of all V, (Q,), 0 where the target is padding.
 
     Label smoothing adds it to the loss: with e' = e V / (V - 1),
     (1 - e') nll + e' (mean of all negative log probabilities) equals nll + e' (target's logit - mean logit).
     """
 
     def difference(x_QD: Tensor, weight_VD: Tensor) -> Tensor:
-        # Not in half precision: the mean of V small numbers, and the difference of two large ones.
+        # At least float32, for the mean of V small numbers.
         mean_D = weight_VD.mean(0, dtype=_precise(weight_VD.dtype))
         return (x_QD * (F.embedding(target_Q, weight_VD) - mean_D)).sum(1).masked_fill(target_Q == padding, 0.0)
 
@@ -107,7 +106,7 @@ def _logits(x_RD: Tensor, weight_VD: Tensor, never: Sequence[int]) -> Tensor:
 
 
 def _of_logits(logits_RV: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
-    """The loss of every target (R, K)."""
+    """The loss of each target, (R, K), from logits (R, V)."""
     log_probs_RV = logits_RV.log_softmax(1, dtype=_precise(logits_RV.dtype))
     return -log_probs_RV.gather(1, targets_RK.masked_fill(targets_RK == padding, 0)).masked_fill(
         targets_RK == padding, 0.0
@@ -115,7 +114,7 @@ def _of_logits(logits_RV: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of all losses, and with it the gradients of features and matrix."""
+    """The sum of all losses, with the gradients of features and matrix."""
 
     @staticmethod
     def forward(ctx, x_QD: Tensor, weight_VD: Tensor, targets_QK: Tensor, padding: int, never: Sequence[int]) -> Tensor:
@@ -145,25 +144,25 @@ class _Sum(torch.autograd.Function):
         gradients = ctx.grad_x, ctx.grad_weight
         if gradients == (None, None):
             raise RuntimeError("linear_cross_entropy goes backward once: compute the loss again")
-        # As large as features and matrix: scaled in place, and freed before the loss is.
+        # Scaled in place, and freed before the graph is.
         ctx.grad_x = ctx.grad_weight = None
         return *(_times(one, grad / ctx.scale, dtype) for one, dtype in zip(gradients, ctx.types)), *[None] * 3
 
 
 def _differentiate(logits_RV: Tensor, targets_RK: Tensor, padding: int, scale: float) -> Tensor:
-    """The sum of the losses of some rows, whose gradients by the logits are written over these, times ``scale``."""
+    """The sum of the losses of some rows; their gradients, times ``scale``, are written over the logits."""
     precise = _precise(logits_RV.dtype)
     rows = len(logits_RV) if logits_RV.dtype == precise else -(-len(logits_RV) // _PARTS)
     losses = []
     for part_RV, part_RK in zip(logits_RV.split(max(1, rows)), targets_RK.split(max(1, rows))):
         index_RK, counts_RK = part_RK.masked_fill(part_RK == padding, 0), (part_RK != padding).to(precise)
         target_RK, (largest_R1, best_R1) = part_RV.gather(1, index_RK), part_RV.max(1, keepdim=True)
-        # In one pass from half precision, or in place.
+        # In place, or in one pass from half precision.
         probs_RV = torch.softmax(part_RV, 1, precise, out=part_RV if part_RV.dtype == precise else None)
         # The largest probability is 1 / sum(exp(logits - largest logit)).
         above_RK = largest_R1.to(precise) - target_RK
         losses.append(((above_RK - probs_RV.gather(1, best_R1).log()) * counts_RK).sum())
-        # Each of the K targets of a row adds the probabilities of all symbols and subtracts 1 at its own.
+        # For each of the K targets of a row, the gradient is all probabilities, minus 1 at the target.
         count_R1 = counts_RK.sum(1, keepdim=True)
         probs_RV.scatter_add_(1, index_RK, -counts_RK / count_R1.clamp(min=1.0))
         torch.mul(probs_RV, count_R1 * scale, out=part_RV)
@@ -171,7 +170,7 @@ def _differentiate(logits_RV: Tensor, targets_RK: Tensor, padding: int, scale: f
 
 
 def _add_product(sum_VD: Tensor, left_VR: Tensor, right_RD: Tensor) -> None:
-    """``sum += left @ right``, summed in the type of the sum."""
+    """``sum += left @ right``, added in the type of the sum."""
     if left_VR.dtype != sum_VD.dtype and _adds_wider(sum_VD.device, left_VR.dtype, sum_VD.dtype):
         torch.addmm(sum_VD, left_VR, right_RD, out_dtype=sum_VD.dtype, out=sum_VD)
     else:
@@ -180,7 +179,7 @@ def _add_product(sum_VD: Tensor, left_VR: Tensor, right_RD: Tensor) -> None:
 
 @cache
 def _adds_wider(device: torch.device, dtype: torch.dtype, sum_dtype: torch.dtype) -> bool:
-    """Whether ``addmm`` adds products of one type to a sum of a wider one there, which not every torch does."""
+    """Whether torch's ``addmm`` adds products of one type to a sum of a wider type on a device."""
     left, total = torch.zeros(8, 8, device=device, dtype=dtype), torch.zeros(8, 8, device=device, dtype=sum_dtype)
     try:
         torch.addmm(total, left, left, out_dtype=sum_dtype, out=total)
@@ -190,7 +189,7 @@ def _adds_wider(device: torch.device, dtype: torch.dtype, sum_dtype: torch.dtype
 
 
 def _times(gradient: Tensor | None, factor: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """``gradient * factor`` in a type, multiplied in the wider one of the two, perhaps in place."""
+    """``gradient * factor`` in a type, multiplied in the wider of the two types, perhaps in place."""
     if gradient is None:
         return None
     return gradient.to(torch.promote_types(gradient.dtype, dtype)).mul_(factor).to(dtype)
@@ -201,7 +200,7 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _split(weight_VD: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors, as many rows at a time as may have logits at once."""
+    """The tensors by pieces of as many rows as may have logits at a time."""
     logits = _LOGITS_ON_A_CPU if weight_VD.device.type == "cpu" else _LOGITS
     rows = min(max(1, logits // len(weight_VD)), _ROWS)
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def attention(
@@ -94,11 +93,3 @@ def short_conv(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
             x_BD = x_BD + weight_ND[-distance] * x_BTD[:, t - distance]
         rows.append(x_BD)
     return torch.stack(rows, dim=1)
-
-
-def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, ignore_index: int) -> Tensor:
-    """-log p(target) of each row from all logits, (Q,), at least in float32; zero at ``ignore_index``."""
-    logits_QV = F.linear(x_QD, weight_VD)
-    precise_QV = logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
-    losses_Q = -precise_QV.log_softmax(1).gather(1, target_Q.unsqueeze(1)).squeeze(1)
-    return losses_Q.masked_fill(target_Q == ignore_index, 0.0)

@@ -5,6 +5,7 @@ That would ignore, or repeat, what was attached to the module: adapters, quantis
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ def plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
     return module is None or (type(module) in kinds and not hooked(module))
 
 
-def repeatable(*modules: nn.Module | None) -> bool:
-    """Whether modules may be called a second time in backward: none has hooks, and no part of one."""
-    return not any(hooked(part) for module in modules if module is not None for part in module.modules())
+def parts_of(modules: Iterable[nn.Module | None]) -> Iterator[nn.Module]:
+    """The modules and all their submodules; None is a missing module."""
+    return (part for module in modules if module is not None for part in module.modules())
 
 
 def table(words: nn.Module, symbols: int, device: torch.device | None = None) -> Tensor:

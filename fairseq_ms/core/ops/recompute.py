@@ -19,6 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_ms.core.ops.plain import hooked, parts_of
+
 R = TypeVar("R")
 
 # Private: the only way to ask whether saved-tensor hooks are allowed now, and which are active.
@@ -241,9 +243,14 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
-def checkpointed(layer: Callable[..., Tensor], *inputs: Any, enabled: bool = True) -> Tensor:
-    """``layer(*inputs)``; if ``enabled``, autograd keeps only the inputs, and the layer runs again in backward."""
-    if enabled and records() and hookable():
+def checkpointed(
+    layer: Callable[..., Tensor], *inputs: Any, enabled: bool = True, unhooked: Iterable[nn.Module | None] = ()
+) -> Tensor:
+    """``layer(*inputs)``; if ``enabled``, autograd keeps only the inputs, and the layer runs again in backward.
+
+    It runs once if some of the modules that must be ``unhooked``, or some of their parts, have hooks.
+    """
+    if enabled and records() and hookable() and not any(map(hooked, parts_of(unhooked))):
         return checkpoint(layer, *inputs, use_reentrant=False)
     return layer(*inputs)
 

@@ -82,8 +82,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
     Args:
         projections: the matrices of the first group, with their rows
         others: the parameters of the second group
-        lr, adam_lr: learning rates of Muon and AdamW
-        muon, adamw: further settings of ``torch.optim.Muon`` and ``torch.optim.AdamW``
+        lr: learning rate of Muon
+        adam_lr: learning rate of AdamW
+        muon: further settings of ``torch.optim.Muon``
+        adamw: further settings of ``torch.optim.AdamW``
     """
 
     def __init__(

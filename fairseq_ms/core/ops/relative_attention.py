@@ -83,10 +83,10 @@ def relative_attention(
     ``tests/references/streaming.py``.
 
     Args:
-        q_BNTH, k_BNSH, v_BNSH: queries, keys and values
         r_PNH: projected sinusoids of the distances, farthest first, for at least one key more than there are; with a
             bias, for the distance of each key and one more
-        u_NH, v_NH: biases of queries for scores by content and by distance
+        u_NH: bias of queries for scores by content
+        v_NH: bias of queries for scores by distance
         dropout: probability of dropping an attention weight
         bias: added to the scores of a single query, (1, 1, 1, S)
         recompute: False also keeps dropout masks and queries with their biases

@@ -42,7 +42,8 @@ def window_attention(
 
     Args:
         q: queries (B, N, T, H), from the beginning of texts
-        k, v: keys and values of the finished blocks, (B, N, T // factor, H)
+        k: keys of the finished blocks, (B, N, T // factor, H)
+        v: their values
         factor: tokens of a block
         near: in tokens, a multiple of ``factor``, and at least ``factor`` for blocks, since the newest is unfinished
         far: in tokens, a multiple of ``factor``; None for an open window

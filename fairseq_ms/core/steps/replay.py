@@ -93,9 +93,7 @@ def _key(model: nn.Module) -> list[Any]:
                 found.append(type(value))
                 add({name: part for name, part in vars(value).items() if name not in _USUAL})
         elif isinstance(value, dict):
-            found.extend(value)
-            for part in value.values():
-                add(part)
+            add([*value, *value.values()])
         elif isinstance(value, list | tuple | set):
             found.append(len(value))
             for part in value:

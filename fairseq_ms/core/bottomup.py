@@ -192,9 +192,8 @@ class BottomUp(LanguageModel[BottomUpState]):
     def __init__(self, config: BottomUpConfig) -> None:
         super().__init__(config)
         finest, *coarse = config.scales
-        self.coarse = TypedList(
-            BottomUpScale(scale, scale.factor // finer.factor, config) for finer, scale in pairwise(config.scales)
-        )
+        pairs = pairwise(config.scales)
+        self.coarse = TypedList(BottomUpScale(scale, scale.factor // fine.factor, config) for fine, scale in pairs)
         shared = share_heads(coarse, config.heads)
         attention = AggregationAttention(config, {scale.factor: scale.heads for scale in shared})
         depth = finest.layers + 1

@@ -122,8 +122,7 @@ class RetinaAttention(nn.Module):
         beside values, (B, C, 2 * K * H), of the C blocks that are complete.
         """
         before = past.windows[0] if past is not None else None
-        read = x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before
-        fine, normed = norm_linear(*read)
+        fine, normed = norm_linear(x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before)
         coarse, inputs = [], [normed] * len(self.pools) if past is None else past.join(normed)
         for joined, pool, project in zip(inputs, self.pools, self.coarse):
             whole = joined.size(1) - joined.size(1) % pool.factor
@@ -167,11 +166,6 @@ class RetinaAttention(nn.Module):
         windows[0].before = self.config.last_inputs(batch_size, like)
         unfinished = [UnfinishedBlock(batch_size, pool.factor, like) for pool in self.pools]
         return WindowCache(windows, unfinished)
-
-    def keys_and_values(self, x_BTD: Tensor) -> dict[int, Tensor]:
-        """Keys beside values, before norms and rotation, (B, T // k, 2 * K * H), by factor."""
-        fine, coarse = self.project(x_BTD)
-        return dict(zip(self.heads, [fine[..., self.out.in_features :], *coarse]))
 
 
 class SlidingCache(KeyValueCache):
@@ -265,9 +259,8 @@ class Retina(LanguageModel[RetinaState]):
 
     def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:
         if state is not None and state.length:
-            return torch.cat(
-                [self._features(piece_BT, state) for piece_BT in tokens_BT.split(_AT_A_TIME, dim=1)], dim=1
-            )
+            pieces = tokens_BT.split(_AT_A_TIME, dim=1)
+            return torch.cat([self._features(piece_BT, state) for piece_BT in pieces], dim=1)
         return self._features(tokens_BT, state)
 
     def _features(self, tokens_BT: Tensor, state: RetinaState | None) -> Tensor:
@@ -294,11 +287,12 @@ class Retina(LanguageModel[RetinaState]):
         *first, last = list(self.layers)
         for layer in first:
             x_BTD = layer(x_BTD, None, rotations)
-        return last.attention.keys_and_values(x_BTD)
+        # Before norms and rotation; queries of all heads come first.
+        fine, coarse = last.attention.project(x_BTD)
+        return dict(zip(last.attention.heads, [fine[..., last.attention.out.in_features :], *coarse]))
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> RetinaState:
         self.check_batch_size(batch_size)
         like, room = self.embed.like(device), self.room(capacity)
-        return RetinaState(
-            self.config, batch_size, [layer.attention.new_cache(batch_size, room, like) for layer in self.layers]
-        )
+        caches = [layer.attention.new_cache(batch_size, room, like) for layer in self.layers]
+        return RetinaState(self.config, batch_size, caches)

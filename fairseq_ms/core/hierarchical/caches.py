@@ -175,9 +175,8 @@ class ChunkCaches:
         kept_B = steps.kept_B
         assert kept_B is not None
         self.layers.lengths_B = steps.lengths_W[kept_B]
-        row_W = torch.full_like(steps.lengths_W, -1).index_copy_(
-            0, kept_B, torch.arange(len(kept_B), device=kept_B.device)
-        )
+        row_B = torch.arange(len(kept_B), device=kept_B.device)
+        row_W = torch.full_like(steps.lengths_W, -1).index_copy_(0, kept_B, row_B)
         row_Q = row_W[steps.sequence_Q]
         cached_X = (row_Q >= 0).nonzero().squeeze(1)
         where = row_Q[cached_X], steps.place_Q[cached_X]

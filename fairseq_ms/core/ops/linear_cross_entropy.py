@@ -108,9 +108,8 @@ def _logits(x_RD: Tensor, weight_VD: Tensor, never: Sequence[int]) -> Tensor:
 def _of_logits(logits_RV: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
     """The loss of each target, (R, K), from logits (R, V)."""
     log_probs_RV = logits_RV.log_softmax(1, dtype=_precise(logits_RV.dtype))
-    return -log_probs_RV.gather(1, targets_RK.masked_fill(targets_RK == padding, 0)).masked_fill(
-        targets_RK == padding, 0.0
-    )
+    padded_RK = targets_RK == padding
+    return -log_probs_RV.gather(1, targets_RK.masked_fill(padded_RK, 0)).masked_fill(padded_RK, 0.0)
 
 
 class _Sum(torch.autograd.Function):

@@ -71,7 +71,7 @@ def test_the_folder_holds_what_the_hub_wants(exported: Path) -> None:
     grouped = exported / "window" / "window"
     assert "| `--kv-heads` | `1` |" in (grouped / "README.md").read_text()
     assert json.loads((grouped / "config.json").read_text())["model"]["kv_heads"] == 1
-    keys = load_file(grouped / "model.safetensors")["decoder.stack.layers.0.attention.qkv.weight"]
+    keys = load_file(grouped / "model.safetensors")["decoder.layers.0.attention.fine.weight"]
     assert keys.shape == (16 + 2 * 8, 16)
     assert "Not measured." in card
     files = {file.name for file in folder.iterdir()}

@@ -25,13 +25,18 @@ NORMS: dict[str, Callable[[int, float], Norm]] = {"layer": nn.LayerNorm, "rms": 
 def swiglu(x: Tensor) -> Tensor:
     """``silu(a) * b`` of two halves, (..., 2 * I) -> (..., I)."""
     gate, value = x.chunk(2, dim=-1)
-    return remade(partial(torch.mul, value), F.silu, gate)
+    opened = F.silu(gate)
+    with remade(opened, F.silu, gate):
+        return value * opened
 
 
 def relu_squared(x: Tensor) -> Tensor:
     """The square of ``relu(x)``."""
     # Not ``relu``, whose result autograd would keep.
-    return remade(torch.square, partial(F.threshold, threshold=0.0, value=0.0), x)
+    relu = partial(F.threshold, threshold=0.0, value=0.0)
+    above = relu(x)
+    with remade(above, relu, x):
+        return above.square()
 
 
 # No lambdas, so that modules that hold one can be pickled.
@@ -104,7 +109,10 @@ def normalise(norm: Norm, x: Tensor, weight_D: Tensor | None = None, bias_D: Ten
         return F.layer_norm(x, x.shape[-1:], weight_D, bias_D, norm.eps)
     if x.is_cpu and weight_D is not None and x.dtype == weight_D.dtype == torch.promote_types(x.dtype, torch.float32):
         # As in torch, where autograd would keep the input of the multiplication by the weight.
-        return remade(partial(torch.mul, weight_D), partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=norm.eps), x)
+        of_unit_size = partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=norm.eps)
+        unit = of_unit_size(x)
+        with remade(unit, of_unit_size, x):
+            return weight_D * unit
     return F.rms_norm(x, x.shape[-1:], weight_D, norm.eps)
 
 
@@ -173,9 +181,11 @@ def norm_heads(
         if factors_N is not None:
             gain_NH = F.pad(factors_N, (0, len(gain_NH) - len(factors_N)), value=1.0).unsqueeze(1) * gain_NH
         heads, rest = x_BTO.split([gain_NH.numel(), x_BTO.size(-1) - gain_NH.numel()], dim=-1)
-        unit = partial(F.rms_norm, normalized_shape=gain_NH.shape[-1:], eps=norms[0][0].eps)
-        by_head = heads.unflatten(-1, gain_NH.shape)
-        heads_BTNH = remade(partial(torch.mul, gain_NH), unit, by_head, enabled=recompute)
+        of_unit_size = partial(F.rms_norm, normalized_shape=gain_NH.shape[-1:], eps=norms[0][0].eps)
+        heads = heads.unflatten(-1, gain_NH.shape)
+        unit = of_unit_size(heads)
+        with remade(unit, of_unit_size, heads, enabled=recompute):
+            heads_BTNH = gain_NH * unit
         return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
     widths = [count * head_dim for _, count in norms]
     *parts, rest = x_BTO.split([*widths, x_BTO.size(-1) - sum(widths)], dim=-1)
@@ -207,18 +217,22 @@ def norm_linear(
         normed = autocasted(normed if conv is None else conv(normed, before))
         return linear(normed), normed
 
-    def normalised(x: Tensor, *own_D: Tensor) -> Tensor:
-        return x if norm is None else normalise(norm, x, *own_D)
+    def padded(x: Tensor, *own_D: Tensor) -> Tensor:
+        normed = x if norm is None else normalise(norm, x, *own_D)
+        return normed if conv is None else pad_left(normed, conv.weight)
 
     def prepared(x: Tensor, *own: Tensor) -> Tensor:
         if conv is None:
-            return autocasted(normalised(x, *own))
+            return autocasted(padded(x, *own))
         *own_D, weight_ND = own
-        mix = partial(convolve, weight_ND=weight_ND)
-        return autocasted(remade(mix, lambda *inputs: pad_left(normalised(*inputs), weight_ND), x, *own_D))
+        joined = padded(x, *own_D)
+        with remade(joined, padded, x, *own_D):
+            return autocasted(convolve(joined, weight_ND))
 
     own = [*weights_of(norm), *([] if conv is None else [conv.weight])]
-    return remade(lambda normed: (linear(normed), normed), prepared, x, *own)
+    normed = prepared(x, *own)
+    with remade(normed, prepared, x, *own):
+        return linear(normed), normed
 
 
 def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Module, recompute: bool) -> Tensor:
@@ -232,4 +246,10 @@ def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Module, r
     masks = DropoutMasks(dropout) if dropout > 0.0 else None
     if name in OF_THEIR_RESULT:
         x, activation = activation(x), torch.positive
-    return remade(linear, lambda x: autocasted(drop(activation(x), masks)), x)
+
+    def prepared(x: Tensor) -> Tensor:
+        return autocasted(drop(activation(x), masks))
+
+    hidden = prepared(x)
+    with remade(hidden, prepared, x):
+        return linear(hidden)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_ms.core.ops.plain import hooked, parts_of
-
-R = TypeVar("R")
 
 # Private: the only way to ask whether saved-tensor hooks are allowed now, and which are active.
 _autograd: Any = torch._C._autograd
@@ -72,20 +70,20 @@ def refuse_second_derivatives(name: str) -> None:
         raise RuntimeError(f"{name} has no second derivative: go backward without create_graph=True")
 
 
-def remade(use: Callable[[Tensor], R], make: Callable[..., Tensor], *sources: Tensor, enabled: bool = True) -> R:
-    """``use(make(*sources))``, of which autograd keeps the sources, and makes again what ``use`` saves of its input.
+def remade(
+    made: Tensor, make: Callable[..., Tensor], *sources: Tensor, enabled: bool = True
+) -> AbstractContextManager[object]:
+    """In the block, autograd keeps the sources in place of ``made = make(*sources)``, which backward makes again.
 
-    Whatever else ``use`` saves is kept. ``make`` must be deterministic, call no module that may have hooks, and read no
-    tensors but the sources, which include parameters. Under autocast it must cast its result, since autocast would save
-    another copy.
+    The block reads ``made``, as by the call of a module; whatever else it saves is kept. ``make`` must be
+    deterministic, call no module that may have hooks, and read no tensors but the sources, which include parameters.
+    Under autocast it must cast its result, since autocast would save another copy.
     """
-    made = make(*sources)
     if not (enabled and saves() and hookable()):
-        return use(made)
+        return nullcontext()
     keep = _keeper()
     recipe = _Recipe(make, [keep(source) for source in sources], made.device)
-    # ``made`` is known by its storage, which lives until ``use`` returns. Autograd keeps ``pack``, which must not hold
-    # a tensor.
+    # ``made`` is known by its storage while it lives. Autograd keeps ``pack``, which must not hold a tensor.
     storage = StorageWeakRef(made.untyped_storage())
 
     def pack(saved: Tensor) -> Callable[[], Tensor]:
@@ -94,8 +92,7 @@ def remade(use: Callable[[Tensor], R], make: Callable[..., Tensor], *sources: Te
         recipe.views += 1
         return partial(recipe.view, saved.shape, saved.stride(), saved.storage_offset())
 
-    with saved_tensors_hooks(pack, lambda packed: packed()):
-        return use(made)
+    return saved_tensors_hooks(pack, lambda packed: packed())
 
 
 def _keeper() -> Callable[[Tensor], Callable[[], Tensor]]:
@@ -204,7 +201,9 @@ def drop(x: Tensor, masks: DropoutMasks | None) -> Tensor:
         return x
     # As large as x, but with the memory of one number.
     like = x.new_empty(()).expand_as(x)
-    return remade(partial(torch.mul, x), partial(masks.scaled, like))
+    mask = masks.scaled(like)
+    with remade(mask, masks.scaled, like):
+        return x * mask
 
 
 class Dropout(nn.Module):

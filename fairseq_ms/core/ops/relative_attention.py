@@ -108,17 +108,18 @@ def relative_attention(
         q, k, v = q_BNTH.transpose(0, 1).contiguous(), flat(k_BNSH.transpose(0, 1)), flat(v_BNSH.transpose(0, 1))
         r_NHP, scale = r_PNH[-(keys + 1) :].to(dtype).permute(1, 2, 0), width**-0.5
         # (N, B * T, P): one matrix product a head
-        distance = remade(lambda rows: torch.bmm(rows, r_NHP), by_distance, q, v_NH, enabled=recompute)
-        shifted = flat(rel_shift(distance.unflatten(1, (batch, queries)), keys))
-
-        def scores_of(content: Tensor) -> Tensor:
-            return torch.baddbmm(shifted, content, k.transpose(1, 2), beta=scale, alpha=scale)
-
-        scores = remade(scores_of, by_content, q, u_NH, enabled=recompute)
+        rows = by_distance(q, v_NH)
+        with remade(rows, by_distance, q, v_NH, enabled=recompute):
+            distance = torch.bmm(rows, r_NHP)
+        shifted, rows = flat(rel_shift(distance.unflatten(1, (batch, queries)), keys)), by_content(q, u_NH)
+        with remade(rows, by_content, q, u_NH, enabled=recompute):
+            scores = torch.baddbmm(shifted, rows, k.transpose(1, 2), beta=scale, alpha=scale)
         weights = hide_future(scores if bias is None else scores + bias.squeeze(0)).softmax(-1)
         if dropout > 0.0 and recompute and saves():
             dropped = partial(drop, masks=DropoutMasks(dropout))
-            y = remade(lambda weights: torch.bmm(weights, v), dropped, weights)
+            kept = dropped(weights)
+            with remade(kept, dropped, weights):
+                y = torch.bmm(kept, v)
         else:
             y = torch.bmm(F.dropout(weights, dropout), v)
     y_NBTH = y.unflatten(0, first) if queries > 1 else y.unflatten(0, first).transpose(0, 1)

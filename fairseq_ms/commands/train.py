@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import logging
 import os
@@ -59,17 +58,12 @@ def run(args: argparse.Namespace) -> None:
     from fairseq_cli.hydra_train import _hydra_main
     from omegaconf import open_dict
 
-    from fairseq_ms.host import screen
-
     save_dir = cfg.checkpoint.save_dir
     with open_dict(cfg):
-        cfg.valid_tokens = valid_tokens(cfg)
+        cfg.valid_tokens, cfg.screen = valid_tokens(cfg), not args.verbose
         cfg.job_logging_cfg = _logging(None if cfg.checkpoint.no_save else Path(save_dir, "train.log"), args.verbose)
     _choose_threads(cfg.model)
-    with (
-        patch.object(sys, "argv", ["fairseq-ms train", *sys.argv[2:]]),
-        contextlib.nullcontext() if args.verbose else screen.shown(),
-    ):
+    with patch.object(sys, "argv", ["fairseq-ms train", *sys.argv[2:]]):
         _hydra_main(cfg)
     best = next(
         (file for name in ("best", "last") if (file := Path(save_dir, f"checkpoint_{name}.pt")).is_file()), None

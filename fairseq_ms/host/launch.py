@@ -18,6 +18,7 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, NoReturn
@@ -254,6 +255,15 @@ held_log = HeldLog()
 save_lock = FolderLock()
 
 
+def _screen(cfg: Any) -> AbstractContextManager[None]:
+    """What shows a run whose configuration asks for it, in each of its processes."""
+    if not rules.setting(cfg, "screen", False):
+        return nullcontext()
+    from fairseq_ms.host import screen  # which imports fairseq's program
+
+    return screen.shown()
+
+
 def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
     """Run ``main`` and show its log, unless it was refused before there was a trainer."""
     held_log.can_end, held_log.saves = True, not rules.setting(cfg, "checkpoint.no_save", False)
@@ -261,7 +271,8 @@ def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
         # torch takes a process that it has started and that Ctrl-C ends for one that has ended well.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        return main(cfg, **settings)
+        with _screen(cfg):
+            return main(cfg, **settings)
     except Finished as finished:
         held_log.show()
         logger.info(finished)

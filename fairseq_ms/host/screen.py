@@ -15,6 +15,7 @@ from unittest.mock import patch
 import fairseq_cli.train
 import torch
 from fairseq import checkpoint_utils
+from fairseq.distributed.utils import get_global_rank
 from fairseq.logging import progress_bar
 from tqdm import tqdm
 
@@ -29,7 +30,7 @@ _WITHOUT_PROGRESS = 0.25
 
 
 class Screen:
-    """The state of a run in one line, and sentences above it.
+    """The state of a run in one line, and sentences above it; of several processes, the first one has it.
 
     Attributes:
         total: updates of the run
@@ -44,6 +45,7 @@ class Screen:
         self.best, self.best_at, self.told = math.inf, 0, False
         self.started = self.shown = time.monotonic()
         self.bar: tqdm | None = None
+        self.silent = False
 
     def begin(self, total: int, at: int, best: float, sentences: list[str]) -> None:
         """Say what is to be known first and draw an empty bar, ``at`` updates from the beginning."""
@@ -51,7 +53,8 @@ class Screen:
         for sentence in sentences:
             logger.info(sentence)
         self.started = self.shown = time.monotonic()
-        if sys.stderr.isatty():
+        self.silent = get_global_rank() > 0
+        if sys.stderr.isatty() and not self.silent:
             self.bar = tqdm(total=total, initial=at, bar_format="{desc} |{bar}|", desc=self.line())
 
     def line(self) -> str:
@@ -86,7 +89,7 @@ class Screen:
         if self.bar is not None:
             self.bar.set_description_str(self.line(), refresh=False)
             self.bar.update(self.at - self.bar.n)
-        elif done or time.monotonic() - self.shown >= _PAUSE:
+        elif not self.silent and (done or time.monotonic() - self.shown >= _PAUSE):
             print(self.line(), flush=True)
             self.shown = time.monotonic()
 
@@ -109,7 +112,7 @@ screens: list[Screen] = []
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """A screen for the run that begins in this process; others that it starts have none."""
+    """A screen for the run in this process."""
     screen = Screen()
     program = fairseq_cli.train
     validated = functools.partial(validate, program.validate, screen)
@@ -162,6 +165,8 @@ def first_words(trainer: Any, iterator: Any) -> tuple[int, list[str]]:
     count = torch.get_num_threads()
     threads = f"the CPU with {count} thread{'s' * (count > 1)}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
+    if (processes := trainer.data_parallel_world_size) > 1:
+        where = f"{processes} processes, each with {where}"
     parameters = sum(parameter.numel() for parameter in model.parameters())
     passes, dropout = total / an_epoch, getattr(cfg.model, "dropout", 0)
     words = [

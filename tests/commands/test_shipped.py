@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +101,22 @@ def test_without_a_model_or_with_two_is_one_sentence(
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert printed.err.startswith(f"fairseq-ms: {sentence}")
+
+
+def test_a_long_file_is_completed_with_the_caches_size_beside_it(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = ROOT / "user_dir_examples" / "shipped" / "complete.py"
+    (tmp_path / "long.py").write_text(TEXT * 30 + "    def last(self):\n        return 1\n")
+    given = ["--file", str(tmp_path / "long.py"), "--model", str(place / "out"), "--tokens", "5"]
+    monkeypatch.setattr(sys, "argv", [str(script), *given])
+    runpy.run_path(str(script), run_name="__main__")
+    first, _, _, row, *rest = capsys.readouterr().out.splitlines()
+    tokens = re.match(r"long\.py: ([\d,]+) tokens; the model was trained on rows of 20", first)
+    assert tokens is not None
+    assert re.fullmatch(r" +512 +[\d,]+ +[\d.]+", row)
+    assert rest[0].split()[0] == tokens[1]
+    assert "        def last(self):" in rest
 
 
 def test_its_files_are_those_of_its_record_and_its_bits_those_of_its_card(tmp_path: Path) -> None:

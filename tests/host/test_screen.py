@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
 from fairseq_ms import cli
 from fairseq_ms.commands import config, train
-from fairseq_ms.host import data, screen
+from fairseq_ms.host import data, launch, screen
 from fairseq_ms.presets.registry import CONFIGS
 from tests.helpers.cli import run_cli
 from tests.helpers.trained import random_lines, write_corpus
@@ -41,6 +42,25 @@ def test_it_says_once_that_validation_has_not_improved_for_a_quarter(caplog: pyt
         assert caplog.text.count("has not improved") == said, at
     assert "since update 10, " in caplog.text
     assert "since update 55, " in caplog.text
+
+
+def test_the_first_of_several_processes_shows_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        monkeypatch.setattr(screen, "get_global_rank", lambda rank=rank: rank)
+        shown = screen.Screen()
+        shown.begin(2, 0, math.inf, [])
+        shown.update(2, 3.0)
+        assert ("update 2 of 2, loss 3.00" in capsys.readouterr().out) == (rank == 0)
+
+
+def test_every_process_that_is_started_has_a_screen_where_it_is_asked_for() -> None:
+    """What a process is given is the configuration alone."""
+    for asked in (True, False, None):
+        cfg = OmegaConf.create({} if asked is None else {"screen": asked})
+        assert launch._run(lambda cfg: len(screen.screens), cfg) == int(asked is True)
+    assert not screen.screens
 
 
 @pytest.fixture
@@ -80,6 +100,17 @@ def test_a_run_shows_what_it_is_and_validates_on_a_part_that_a_resumed_run_keeps
     assert "Loaded checkpoint" in more
     assert torch.load(last, weights_only=True)["extra_state"]["valid_tokens"] == int(part)
     assert [at for at, _ in validations(log.read_text())] == [10, 20, 25, 30]
+
+
+@pytest.mark.slow
+def test_two_processes_have_one_bar(place: Path) -> None:
+    several = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "fairseq_ms"]
+    done = run_cli(*several, "train", "mine.yaml", "--data", "data", cwd=place)
+    assert done.stdout.count("update 20 of 20, loss") == 1
+    found = re.findall(r"retina_lm: .* parameters, on 2 processes, each with the CPU .*", done.stdout)
+    assert [line[line.index(";") :] for line in found] == [
+        "; 118 tokens an update; 20 updates are 3.3 passes over 720 tokens"
+    ]
 
 
 @pytest.mark.slow

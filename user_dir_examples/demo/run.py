@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 import fairseq_ms
 from fairseq_ms import cli
+from fairseq_ms.tools import exported
 from fairseq_ms.tools.training_step import seconds
 
 # Of all commands: threads that wait for each other awake take the processor from another program that computes.
@@ -151,6 +152,17 @@ def cache_bytes(model: FairseqLanguageModel, tokens: int) -> int:
     return len(pickle.dumps(list(state.parts())))
 
 
+def show_shipped() -> None:
+    """What the model in the package, where there is one, writes, and what it costs to go on with a long file."""
+    if not (exported.SHIPPED / "config.json").is_file():
+        return
+    print("The model that comes with the package, before anything is trained:\n", flush=True)
+    sample = ["-m", "fairseq_ms", "sample", "--prompt", "def read_", "--max-len-b", "120", "--seed", "1", "--cpu"]
+    for program in (sample, [str(ROOT / "user_dir_examples" / "shipped" / "complete.py")]):
+        subprocess.run([sys.executable, *program], check=True)
+        print(flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "demo", help="folder for everything that is made")
@@ -160,6 +172,7 @@ def main() -> None:
     fairseq_ms.register()
     out, began = args.out.resolve(), time.monotonic()
     out.mkdir(exist_ok=True, parents=True)
+    show_shipped()
     data, best = out / "data", out / "retina_lm" / "checkpoint_best.pt"
     print("1. Text: sentences of the documentation of Python's standard library", flush=True)
     if not (data / "manifest.json").is_file():

@@ -75,6 +75,10 @@ _MISTAKES = (
         r"\(<(unknown|string)>, line \d+\)$|^malformed node or string",
         "--model-overrides must be a dictionary as Python writes it, such as {'data': 'FOLDER'}",
     ),
+    (
+        r"have NCCL built in|^ProcessGroupNCCL is only supported with GPUs",
+        "--distributed-backend (distributed_training.distributed_backend) must be gloo on a machine without a GPU",
+    ),
     (r"^Please install editdistance", "--scoring must be another, or the package editdistance installed"),
     (r"^logits must be finite", "--path must name a checkpoint of finite weights"),
     (r"^AdaptiveLoss is not compatible", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),

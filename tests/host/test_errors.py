@@ -240,6 +240,11 @@ def test_a_prepared_folder_is_told_that_its_data_are_in_bin(tmp_path: Path) -> N
             "--model-overrides must be a dictionary as Python writes it, such as {'data': 'FOLDER'} "
             "('{' was never closed (<unknown>, line 1))",
         ),
+        (
+            RuntimeError("Distributed package doesn't have NCCL built in"),
+            "--distributed-backend (distributed_training.distributed_backend) must be gloo on a machine without a GPU "
+            "(Distributed package doesn't have NCCL built in)",
+        ),
         (SyntaxError("invalid syntax (model.py, line 1)"), None),
         (AssertionError("--temperature must be greater than 0"), f"{FIT} (--temperature must be greater than 0)"),
     ],

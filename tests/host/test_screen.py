@@ -105,11 +105,12 @@ def test_a_run_shows_what_it_is_and_validates_on_a_part_that_a_resumed_run_keeps
 @pytest.mark.slow
 def test_two_processes_have_one_bar(place: Path) -> None:
     several = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "fairseq_ms"]
-    done = run_cli(*several, "train", "mine.yaml", "--data", "data", cwd=place)
+    settings = ["distributed_training.distributed_backend=gloo", "common.cpu=true"]
+    done = run_cli(*several, "train", "mine.yaml", "--data", "data", *settings, cwd=place)
     assert done.stdout.count("update 20 of 20, loss") == 1
     found = re.findall(r"retina_lm: .* parameters, on 2 processes, each with the CPU .*", done.stdout)
     assert [line[line.index(";") :] for line in found] == [
-        "; 118 tokens an update; 20 updates are 3.3 passes over 720 tokens"
+        "; 120 tokens an update; 20 updates are 3.3 passes over 720 tokens"
     ]
 
 

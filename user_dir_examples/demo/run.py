@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 import fairseq_ms
 from fairseq_ms import cli
-from fairseq_ms.tools import exported
+from fairseq_ms.export import exported
 from fairseq_ms.tools.training_step import seconds
 
 # Of all commands: threads that wait for each other awake take the processor from another program that computes.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from fairseq_ms.export import tokenizer
-from fairseq_ms.tools import arguments, exported
+from fairseq_ms.export import exported, tokenizer
+from fairseq_ms.tools import arguments
 from fairseq_ms_pipeline.indexed import BOS, PAD
 
 # After so many tokens, and after all, a few are written to see what one costs.

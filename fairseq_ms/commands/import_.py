@@ -35,6 +35,10 @@ def run(args: argparse.Namespace) -> None:
         if args.data is not None:
             raise UsageError(f"--data must be left out with a folder, which has its own tokens: got {args.data}")
         source = hf_models.read(path, args.scale_windows)
+    elif path.is_dir() and not any(path.glob("*.pt")):
+        raise UsageError(
+            f"SOURCE must be a checkpoint, or a folder of transformers with a config.json: {path} has none"
+        )
     else:
         arguments.check_checkpoint(args.source, "SOURCE")
         source = fairseq_models.read(path, args.data, args.scale_windows)

@@ -209,7 +209,10 @@ def one_sentence(action: Callable[[], None]) -> int:
     except (ValueError, OSError) as error:
         if os.environ.get("FAIRSEQ_MS_TRACEBACK"):
             traceback.print_exc()
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        told: object = error
+        if isinstance(error, OSError) and error.filename is not None:
+            told = f"{error.filename} cannot be read or written: {error.strerror}."
+        print(f"{Path(sys.argv[0]).name}: error: {told}", file=sys.stderr)
         return 2
     return 0
 

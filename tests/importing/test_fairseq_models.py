@@ -148,6 +148,11 @@ def test_half_precision_stays_and_so_do_the_rows_of_sinusoids(data: Path, tmp_pa
     assert found["decoder.core.embed.positions.weight"].shape == (24, 16)
 
 
+def test_a_folder_of_neither_kind_is_one_sentence(tmp_path: Path, capsys: Any) -> None:
+    command = ["import", str(tmp_path), str(tmp_path / "out")]
+    asked.assert_refused(command, "SOURCE must be a checkpoint, or a folder of transformers with a config.json", capsys)
+
+
 class Code:
     """Makes a file where it is unpickled."""
 

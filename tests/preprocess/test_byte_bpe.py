@@ -224,6 +224,12 @@ def test_a_dictionary_beside_a_tokenizer_json_is_that_of_the_data(prepared, tmp_
         assert read_json(out / "manifest.json")["splits"]["test"]["unknown"] == 0
 
 
+def test_a_folder_that_cannot_be_made_is_named(prepared) -> None:
+    assert "/proc/none cannot be read or written: No such file or directory." in prepare(
+        prepared[0], "--out", "/proc/none"
+    )
+
+
 @pytest.mark.parametrize("text", ["{}", "[", '{"model": {"type": "BPE"}}'])
 def test_a_tokenizer_json_that_cannot_be_read_is_refused(text: str, prepared, tmp_path) -> None:
     (tmp_path / "tokenizer.json").write_text(text)

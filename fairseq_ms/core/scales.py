@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fairseq_ms.core.ops.attention import visible
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -43,18 +45,12 @@ class Scale:
 
     @property
     def bounds(self) -> tuple[int, int, int]:
-        """Tokens of a block, and the nearest and the first too distant first token of those that are seen."""
+        """The bounds of ``ops.attention.visible``: tokens of a block, nearest and end."""
         return self.factor, max(self.near, self.factor - 1), 2**62 if self.far is None else self.far
 
     def most_blocks(self, length: int) -> int:
         """The most blocks between a query and ``far`` in a text of so many tokens."""
         return -(-length // self.factor) if self.far is None else self.far // self.factor
-
-
-def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any) -> Tensor:
-    """``Scale.visible`` with the given ``bounds``, numbers or tensors that broadcast."""
-    distance = queries - blocks * factor
-    return (distance >= nearest) & (distance < end)
 
 
 def check_layers(scales: Sequence[Scale], finest: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,15 @@ def attend(
     if causal and queries != keys:
         causal, bias = False, _causal_mask(q_BNTH, k_BNSH)
     return _fused(q_BNTH, k_BNSH, v_BNSH, bias, dropout, causal)
+
+
+def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any) -> Tensor:
+    """Whether queries at positions (..., T, 1) see blocks number (..., 1, S) of ``factor`` tokens.
+
+    They see those whose first token is ``nearest`` to ``end - 1`` tokens before; numbers or tensors that broadcast.
+    """
+    distance = queries - blocks * factor
+    return (distance >= nearest) & (distance < end)
 
 
 def _fused(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.attention import attend
+from fairseq_ms.core.ops.attention import attend, visible
 from fairseq_ms.core.ops.flash_windows import flash_attention, precision
 from fairseq_ms.core.ops.recompute import check_probability, checkpointed, keep_in_graph, saves
 from fairseq_ms.core.scales import Scale, check_window
@@ -64,7 +64,7 @@ def window_attention(
 
 
 def attend_blocks(
-    scale: Scale,
+    bounds: tuple[int, int, int],
     q_BNTH: Tensor,
     k_BKCH: Tensor,
     v_BKCH: Tensor,
@@ -76,9 +76,9 @@ def attend_blocks(
 ) -> Tensor:
     """Attention of queries at positions from ``start`` on to blocks from number ``oldest`` on, (B, N, T, H).
 
-    The window may have any bounds. The result is zero for queries before the first that sees a block.
+    ``bounds`` are those of ``visible``. The result is zero for queries before the first that sees a block.
     """
-    (factor, nearest, end), length, device = scale.bounds, q_BNTH.size(2), q_BNTH.device
+    (factor, nearest, end), length, device = bounds, q_BNTH.size(2), q_BNTH.device
     blind = max(oldest * factor + nearest - start, 0)
     if blind >= length:
         # Zeros that still lead back to the queries: distributed training waits for every gradient.
@@ -88,7 +88,7 @@ def attend_blocks(
     bias = None
     if length > 1:
         queries = torch.arange(start + blind, start + length, device=device)[:, None]
-        seen = scale.visible(queries, torch.arange(first, last + 1, device=device))
+        seen = visible(queries, torch.arange(first, last + 1, device=device), *bounds)
         bias = q_BNTH.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
     y_BNTH = attend(q_BNTH[:, :, blind:], k, v, bias, False, dropout, recompute, sinks_N)
     return F.pad(y_BNTH, (0, 0, blind, 0)) if blind else y_BNTH
@@ -112,7 +112,7 @@ def attend_window(
     With ``recompute``, only queries, keys and values are kept for backward, unless a window over tokens sees them all.
     """
     if start:
-        y_BNTH = attend_blocks(scale, q_BNTH, k_BNCH, v_BNCH, start, oldest, dropout, recompute, sinks_N)
+        y_BNTH = attend_blocks(scale.bounds, q_BNTH, k_BNCH, v_BNCH, start, oldest, dropout, recompute, sinks_N)
         return y_BNTH.transpose(1, 2)
     length, near, factor = q_BNTH.size(2), scale.near, scale.factor
     # Not ``max``, with which compilers take far longer where T is symbolic, as with quotients below 0.

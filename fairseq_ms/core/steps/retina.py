@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.layers import QueryKey
-from fairseq_ms.core.ops.attention import merge_heads
+from fairseq_ms.core.ops.attention import merge_heads, visible
 from fairseq_ms.core.ops.rotary import rotate
 from fairseq_ms.core.retina import Retina, RetinaConfig, RetinaState, WindowCache
-from fairseq_ms.core.scales import Scale, visible
+from fairseq_ms.core.scales import Scale
 from fairseq_ms.core.steps.buffers import FixedCache, FixedRows, FixedState, Slots, aligned, first_position, state_of
 
 # Windows of at most this many places share one attention call.

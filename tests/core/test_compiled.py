@@ -99,22 +99,29 @@ OPEN, BLOCKS = (*CLOSED, core.Scale(1)), (*CLOSED, core.Scale(4, near=16, far=64
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "most"),
+    ("name", "changes", "most", "backend"),
     [
-        ("Vanilla", {}, 2),
-        pytest.param("TopDown", {"scales": SCALES}, 3, marks=pytest.mark.slow),
+        ("Vanilla", {}, 2, "aot_eager"),
+        ("Vanilla", {}, 2, "eager"),
+        pytest.param("Vanilla", {}, 2, "inductor", marks=pytest.mark.slow),
+        pytest.param("TopDown", {"scales": SCALES}, 3, "aot_eager", marks=pytest.mark.slow),
         *(
-            pytest.param("Retina", {"scales": scales}, most, marks=pytest.mark.slow)
-            for scales, most in ((CLOSED, 3), (OPEN, 3), (BLOCKS, 4))
+            pytest.param("Retina", {"scales": scales}, most, backend, marks=pytest.mark.slow)
+            for scales, most, backend in (
+                *((CLOSED, 3, "aot_eager"), (OPEN, 3, "aot_eager"), (BLOCKS, 4, "aot_eager")),
+                (CLOSED, 4, "inductor"),
+            )
         ),
     ],
 )
-def test_lengths_share_a_graph_but_the_first_and_the_shortest(name: str, changes: dict[str, Any], most: int) -> None:
+def test_lengths_share_a_graph_but_the_first_and_the_shortest(
+    name: str, changes: dict[str, Any], most: int, backend: str
+) -> None:
     """As docs/core.md counts them."""
     layers = {} if name == "TopDown" else {"layers": 1}
     model = build(name, **layers, **changes, **PLAIN, max_positions=512).double().train()
     compiled = copy.deepcopy(model)
-    compiled.compile(backend="aot_eager", fullgraph=True)
+    compiled.compile(backend=backend, fullgraph=True)
     for seed, length in enumerate((64, 65, 96, 128, 300, 3)):
         found, expected = results(compiled, length, seed), results(model, length, seed)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

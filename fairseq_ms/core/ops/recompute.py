@@ -224,7 +224,9 @@ class Dropout(nn.Module):
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The type of matrix products under autocast, or None where it is off or unknown (the meta device)."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+    # Not every compiler knows the first question.
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
+    if available and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return None
 

@@ -23,6 +23,8 @@ from fairseq_ms.core.ops.plain import hooked, parts_of
 
 # Private: the only way to ask whether saved-tensor hooks are allowed now, and which are active.
 _autograd: Any = torch._C._autograd
+# Torch 2.6 cannot tell which are active: recipes inside a checkpoint keep their sources alive there.
+_top_hooks: Any = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 # A mask takes 16 random bits for each number, so that one 64-bit draw of the generator serves four.
 _LEVELS = 2**16
@@ -97,7 +99,7 @@ def remade(
 
 def _keeper() -> Callable[[Tensor], Callable[[], Tensor]]:
     """How to keep a tensor: by the saved-tensor hooks around, such as a checkpoint's, or as it is."""
-    around = _autograd._top_saved_tensors_default_hooks(True)
+    around = _top_hooks(True)
     if around is not None:
         pack, unpack = around
         return lambda saved: partial(unpack, pack(saved))

@@ -258,7 +258,8 @@ def test_a_recipe_inside_a_checkpoint_keeps_nothing_alive() -> None:
     with Storages(x, *block.parameters()) as storages:
         y = checkpointed(block, x)
     gc.collect()
-    assert storages.alive() == y.nbytes
+    # Torch 2.6 cannot tell that there is a checkpoint.
+    assert storages.alive() == y.nbytes or not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
 
 
 def test_weights_that_stand_in_for_a_models_own_are_those_of_its_gradients() -> None:

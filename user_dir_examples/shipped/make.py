@@ -22,8 +22,6 @@ from fairseq_ms.tools.report import write_json, write_text
 PRESET, MERGES, ROW, ROWS = "retina_lm_long_2048", 8000, 2048, 2
 UPDATES = 2400  # 10 million tokens
 LICENSE = "PSF-2.0, the Python Software Foundation License Version 2"
-# Held-out text that a test scores; it is long enough for two windows.
-SCORED = 30_000
 LIMITS = """
 ## Limits
 
@@ -62,11 +60,17 @@ def training(out: Path, updates: int, xz: float) -> str:
     return f"\n## Training\n\n| | |\n| --- | --- |\n{table}\n{LIMITS}"
 
 
-def scored_bits(folder: Path, text: Path, numbers: Path) -> float:
-    """Bits a byte of a text by the folder's own weights, in half precision."""
-    run("perplexity", folder, "--data", text, "--cpu", "--json", numbers)
-    found: float = json.loads(numbers.read_text())["bits_per_source_byte"]
-    return found
+def record(made: Path, numbers: Path) -> float:
+    """Write the record of a folder, its files' hashes and its bits a byte of this script, which a test scores anew."""
+    run("perplexity", made, "--data", __file__, "--cpu", "--json", numbers)
+    bits: float = json.loads(numbers.read_text())["bits_per_source_byte"]
+    digests = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(made.iterdir())
+        if file.name not in ("README.md", "record.json")
+    }
+    write_json(made / "record.json", {"bits_per_byte_of_its_recipe": bits, "sha256": digests})
+    return bits
 
 
 def main() -> None:
@@ -90,20 +94,9 @@ def main() -> None:
     held_out = (out / "data" / "text" / "test.txt").read_bytes()
     card = (made / "README.md").read_text(encoding="utf-8").partition("\n## Training\n")[0]
     write_text(made / "README.md", card + training(out, args.updates, bits_of_xz(held_out)))
-    # A whole number of lines of them, which a test scores anew.
-    scored = held_out[: held_out.rindex(b"\n", 0, SCORED) + 1]
-    (made / "held_out.txt").write_bytes(scored)
-    bits = scored_bits(made, made / "held_out.txt", out / "held_out.json")
-    digests = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(made.iterdir())
-        if file.name not in ("README.md", "record.json")
-    }
-    write_json(made / "record.json", {"bits_per_byte": bits, "sha256": digests})
+    bits = record(made, out / "recipe.json")
     size = sum(file.stat().st_size for file in made.iterdir())
-    print(
-        f"{made}: {size / 1e6:.2f} MB, {bits:.3f} bits a byte of held_out.txt; as fairseq_ms/shipped it is in the box"
-    )
+    print(f"{made}: {size / 1e6:.2f} MB, {bits:.3f} bits a byte of this script; as fairseq_ms/shipped it is in the box")
 
 
 if __name__ == "__main__":

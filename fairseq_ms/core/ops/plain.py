@@ -20,7 +20,7 @@ def hooked(module: nn.Module) -> bool:
     everywhere = everywhere or m._global_backward_hooks or m._global_backward_pre_hooks
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     # Libraries that place weights set a ``forward`` of the instance's own.
-    return bool(everywhere or hooks) or "forward" in vars(module)
+    return bool(everywhere or hooks) or "forward" in module.__dict__
 
 
 def plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:

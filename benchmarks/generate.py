@@ -156,8 +156,6 @@ def tables(options: Options) -> list[Table]:
         f"A prefix of {PREFIX} tokens and {new_tokens} sampled ones (top {TOP_K}, temperature {TEMPERATURE:g}), the "
         f"time of a sampled token of every row; {shape}."
     )
-    if not options.on_gpu:
-        about += f" *{MATRICES.capitalize()}* multiplies one row a text with every matrix, which each step has to do."
     ratios = {
         "to fairseq's": partial(base, name=FAIRSEQ, through=GENERATOR),
         "to vanilla's": partial(base, name=VANILLA, through=GENERATOR),

@@ -18,8 +18,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from fairseq_ms.core.joining import Upsample
+from fairseq_ms.core.joining import Join, Upsample
 from fairseq_ms.core.ops.device import peak_bytes, wait_for
+from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.saved_bytes import saved_bytes_by_place
@@ -98,7 +99,7 @@ def _places(core: nn.Module) -> dict[nn.Module, tuple[str, str]]:
     places = {}
     for name, module in core.named_modules():
         part, _, inside = name.partition(".")
-        if inside and (isinstance(module, Upsample) or not [*module.children()]):
+        if inside and (isinstance(module, (Downsample, Join, Upsample)) or not [*module.children()]):
             continue
         index = inside.partition(".")[0]
         # Layers are not told apart, but scales are.

@@ -201,10 +201,14 @@ def drop(x: Tensor, masks: DropoutMasks | None) -> Tensor:
     """Dropout by masks that are not kept for backward; None drops nothing."""
     if masks is None:
         return x
-    # As large as x, but with the memory of one number.
-    like = x.new_empty(()).expand_as(x)
-    mask = masks.scaled(like)
-    with remade(mask, masks.scaled, like):
+    shape, one = x.shape, partial(torch.empty, (), dtype=x.dtype, device=x.device)
+
+    def make() -> Tensor:
+        # For a tensor as large as x that has the memory of one number.
+        return masks.scaled(one().expand(shape))
+
+    mask = make()
+    with remade(mask, make):
         return x * mask
 
 

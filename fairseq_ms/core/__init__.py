@@ -19,6 +19,7 @@ The name of a tensor ends in its shape: ``x_BTD`` is (B, T, D). In all of ``core
 and X is any number or shape; (2, T, F) has two rows, cosines and sines.
 """
 
+from fairseq_ms.core import steps  # noqa: F401 (the models' loop over tokens)
 from fairseq_ms.core.adaptive import Bands
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ class CausalModel(nn.Module, ABC, Generic[S]):
     """
 
     steps: Any = None
+    # The loop over tokens, which the module that has it sets: it knows the models.
+    continued: ClassVar[Callable[..., Any]]
     config: Any
     project: nn.Module | None
     adaptive_softmax: AdaptiveSoftmax | None
@@ -162,11 +164,8 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         ``eos_idx`` that is no symbol, an ``allowed`` of another shape or of no symbols, and, at the end, for logits
         that were not finite.
         """
-        # Imported here, since its folder imports the models.
-        from fairseq_ms.core.steps.generation import generate
-
         settings = temperature, top_k, top_p, state, generator, graphs, eos_idx, allowed, stop
-        return generate(self, prompt, n, *settings)
+        return CausalModel.continued(self, prompt, n, *settings)
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) as int64. Raises ValueError unless they are integers, and at least one."""

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_ms.core.ops import flash_windows, naive
-from tests.core.ops import flash_kernels
+from fairseq_ms.core.ops import flash_windows
+from tests.core.ops import flash_kernels, naive
 from tests.core.test_model import ADAPTIVE, NAMES, build
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}

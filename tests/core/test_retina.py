@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fairseq_ms import core
 from fairseq_ms.core.cache import CannotTruncate
-from fairseq_ms.core.ops import naive
 from fairseq_ms.core.retina import RetinaAttention, SlidingCache
 from fairseq_ms.core.scales import window_turns
+from tests.core.ops import naive
 from tests.core.test_model import build
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 from tests.helpers.seeds import seeds

@@ -38,7 +38,7 @@ def window_attention(
     """Attention to blocks of ``factor`` tokens through the window near:far, (B, N, T, H); zero where a query sees none.
 
     Query t sees the blocks j with near <= t - j * factor < far. The cost grows with T and the width of the window.
-    ``naive.window_attention`` is the same in a few lines.
+    ``window_attention`` of ``tests/core/ops/naive.py`` is the same in a few lines.
 
     Args:
         q: queries (B, N, T, H), from the beginning of texts

@@ -2,10 +2,10 @@
 
 A captured step runs the same operations on the same memory whenever it is replayed. ``generation.py`` is the loop over
 tokens, ``buffers.py`` has KV caches of fixed shapes, ``replay.py`` captures and replays, and every other file has the
-state of one kind of model. This folder imports the models; of these, only ``CausalModel.generate`` imports it.
+state of one kind of model. This folder imports the models, and none of them imports it.
 """
 
-from fairseq_ms.core.steps import bottomup, retina, streams, topdown, vanilla
+from fairseq_ms.core.steps import bottomup, generation, retina, streams, topdown, vanilla
 from fairseq_ms.core.steps.buffers import state_for
 from fairseq_ms.core.steps.replay import Reader, Steps, has_steps, takes_graphs
 
@@ -13,6 +13,7 @@ __all__ = [
     "Reader",
     "Steps",
     "bottomup",
+    "generation",
     "has_steps",
     "retina",
     "state_for",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import State
+from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.sampling import check_allowed, check_finite, check_sampling, draw
 from fairseq_ms.core.steps.replay import Reader
 
@@ -58,7 +59,7 @@ def generate(
     allowed: Tensor | None,
     stop: Callable[[Tensor], bool] | None,
 ) -> Any:
-    """``CausalModel.generate`` of a model, which says what the arguments are."""
+    """``CausalModel.generate`` of a model, whose docstring says what the arguments are."""
     check_sampling(prompt, n, temperature, top_k, top_p)
     if state is not None and isinstance(prompt, list):
         raise ValueError("state must be left out with a list of prompts, which begin texts: got both")
@@ -103,3 +104,6 @@ def generate(
         # Longer prompts are whole also where ``stop`` ended them all.
         return [torch.cat([row, text[len(row) : len(row) + n]]) for row, text in zip(rows, whole)]
     return whole[0] if prompt.dim() == 1 else whole
+
+
+CausalModel.continued = generate

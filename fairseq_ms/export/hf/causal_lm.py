@@ -18,6 +18,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fairseq_ms.core.layers import ResidualLayer
+from fairseq_ms.core.steps.generation import generate  # noqa: F401 (the models' own)
 from fairseq_ms.core.steps.replay import Reader
 
 

@@ -7,10 +7,11 @@ from torch import nn
 from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.layers import SelfAttention
 from fairseq_ms.core.ops import attention as module
-from fairseq_ms.core.ops import naive, recompute
+from fairseq_ms.core.ops import recompute
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.tools.saved_bytes import saved_bytes
+from tests.core.ops import naive
 from tests.helpers.gradients import assert_same_with_gradients
 
 either = pytest.mark.parametrize("sinks", [False, True])

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from fairseq_ms.core.cache import LastInputs
 from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.layers import FeedForward
-from fairseq_ms.core.ops import naive
 from fairseq_ms.core.ops.linear import (
     ACTIVATIONS,
     NORMS,
@@ -19,6 +18,7 @@ from fairseq_ms.core.ops.linear import (
 )
 from fairseq_ms.core.ops.recompute import DropoutMasks
 from fairseq_ms.tools.saved_bytes import saved_bytes
+from tests.core.ops import naive
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fairseq_ms.core import Scale
-from fairseq_ms.core.ops import naive
 from fairseq_ms.core.ops.rotary import rotate, rotation
 from fairseq_ms.tools.saved_bytes import saved_bytes
+from tests.core.ops import naive
 from tests.core.test_model import build
 from tests.helpers.gradients import assert_same_with_gradients
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.ops import attention as module
-from fairseq_ms.core.ops import flash_windows, naive, window_attention
+from fairseq_ms.core.ops import flash_windows, window_attention
 from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.tools.saved_bytes import saved_bytes
-from tests.core.ops import flash_kernels
+from tests.core.ops import flash_kernels, naive
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 from tests.helpers.seeds import seeds
 

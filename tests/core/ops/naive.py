@@ -1,4 +1,4 @@
-"""Naive twins of this folder's operations, to read and to test against; no model calls them."""
+"""Naive twins of the operations in ``fairseq_ms.core.ops``, to read and to test against."""
 
 from __future__ import annotations
 

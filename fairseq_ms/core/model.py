@@ -35,7 +35,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
 
     steps: Any = None
     # The loop over tokens, which the module that has it sets: it knows the models.
-    continued: ClassVar[Callable[..., Any]]
+    generation: ClassVar[Callable[..., Any]]
     config: Any
     project: nn.Module | None
     adaptive_softmax: AdaptiveSoftmax | None
@@ -165,7 +165,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         that were not finite.
         """
         settings = temperature, top_k, top_p, state, generator, graphs, eos_idx, allowed, stop
-        return CausalModel.continued(self, prompt, n, *settings)
+        return CausalModel.generation(self, prompt, n, *settings)
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) as int64. Raises ValueError unless they are integers, and at least one."""

@@ -106,4 +106,4 @@ def generate(
     return whole[0] if prompt.dim() == 1 else whole
 
 
-CausalModel.continued = generate
+CausalModel.generation = generate

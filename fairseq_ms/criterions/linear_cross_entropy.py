@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
@@ -11,8 +12,10 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.dataclass.constants import DDP_BACKEND_CHOICES
 from omegaconf import II
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from fairseq_ms.core.ops.linear_cross_entropy import above_mean, linear_cross_entropy, most_probable
+from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy, most_probable
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.output_matrix import output_matrix, without_output_matrix
 
@@ -97,3 +100,18 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         x_BTD, target_BT = net_output[0], model.get_targets(sample, net_output)
         skipped = self.ignore_prefix_size
         return x_BTD[:, skipped:].flatten(0, 1), target_BT[:, skipped:].flatten(), *matrix
+
+
+def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) -> Tensor:
+    """The target's logit minus the mean of all V, (Q,), 0 where the target is padding.
+
+    Label smoothing adds it to the loss: with e' = e V / (V - 1),
+    (1 - e') nll + e' (mean of all negative log probabilities) equals nll + e' (target's logit - mean logit).
+    """
+
+    def difference(x_QD: Tensor, weight_VD: Tensor) -> Tensor:
+        # At least float32, for the mean of V small numbers.
+        mean_D = weight_VD.mean(0, dtype=torch.promote_types(weight_VD.dtype, torch.float32))
+        return (x_QD * (F.embedding(target_Q, weight_VD) - mean_D)).sum(1).masked_fill(target_Q == padding, 0.0)
+
+    return checkpoint(difference, x_QD, weight_VD, use_reentrant=False, preserve_rng_state=False)

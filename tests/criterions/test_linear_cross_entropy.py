@@ -11,9 +11,10 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.logging import metrics
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_ms.core.ops import linear_cross_entropy as module
-from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
+from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion, above_mean
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.output_matrix import output_matrix
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
@@ -145,6 +146,21 @@ def test_what_wraps_the_output_is_called_and_trained(arch: str, tied: bool) -> N
     assert_same(found, expected)
     assert abs(float(found[0][0][0]) - plain) > 1e-3
     assert adapter.gain.grad
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.9])
+def test_label_smoothing_spreads_a_share_over_all_other_symbols(smoothing: float) -> None:
+    x, weight = (torch.randn(rows, 6, dtype=torch.float64, requires_grad=True) for rows in (23, 31))
+    target = torch.randint(2, 31, (23,))
+    target[::3] = padding = 1
+    wanted = torch.full((23, 31), smoothing / 30, dtype=torch.float64).scatter_(1, target[:, None], 1.0 - smoothing)
+    expected = -(wanted * F.linear(x, weight).log_softmax(1))[target != padding].sum()
+    excess = above_mean(x, weight, target, padding).sum()
+    found = module.linear_cross_entropy(x, weight, target, padding) + smoothing * 31 / 30 * excess
+    pairs = (torch.autograd.grad(loss, (x, weight)) for loss in (found, expected))
+    for one, other in zip((found, *next(pairs)), (expected, *next(pairs)), strict=True):
+        # Rounding of sums over 6, 23 and 31 numbers, relative to the largest.
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-13 * float(other.detach().abs().max()))
 
 
 @pytest.mark.parametrize("flags", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.3, "ignore_prefix_size": 5}])

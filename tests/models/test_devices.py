@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_ms.core import transformer_ql
-from fairseq_ms.core.ops import flash_windows, recompute
+from fairseq_ms.core.ops import flash_windows, linear, recompute, relative_attention
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from tests.registry import ARCHITECTURES, GENERATORS, random_case, setting, trained_case
 
@@ -33,7 +33,8 @@ def without_data(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
         return
     # Seeds are drawn on the CPU, so nothing waits for them; a generator of a GPU that is not there cannot be made.
-    monkeypatch.setattr(recompute, "draw_seed", lambda: 1)
+    for module in (linear, recompute, relative_attention):
+        monkeypatch.setattr(module, "draw_seed", lambda: 1)
     monkeypatch.setattr(transformer_ql, "draw_uniform", lambda: 0.5)
     monkeypatch.setattr(recompute, "_generator", lambda *unused: SimpleNamespace(manual_seed=lambda seed: None))
     # No driver can say of which generation the GPU is.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.recompute import DropoutMasks, checkpointed, saves
+from fairseq_ms.core.ops.recompute import checkpointed, draw_mask, saves
 
 # Queries in a chunk, whose scores are in memory at a time; they fit a core's cache.
 _QUERY_CHUNK = 64
@@ -45,10 +45,10 @@ def attend(
             y_BKGH = F.scaled_dot_product_attention(q_BKGH, k_BNSH, v_BNSH, attn_mask=bias)
         else:
             sinks_KG = sinks.unflatten(-2, shared).squeeze(-1)
-            y_BKGH = _weighted_sum(q_BKGH, k_BNSH, v_BNSH, bias, False, None, 0, sinks_KG)
+            y_BKGH = _weighted_sum(q_BKGH, k_BNSH, v_BNSH, bias, False, 0.0, sinks_KG)
         return y_BKGH.flatten(1, 2).unsqueeze(2)
     if dropout > 0.0 and recompute and q_BNTH.device.type == "cpu" and saves():
-        return _attend_in_chunks(q_BNTH, k_BNSH, v_BNSH, bias, causal, DropoutMasks(dropout), sinks)
+        return _attend_in_chunks(q_BNTH, k_BNSH, v_BNSH, bias, causal, dropout, sinks)
     if sinks is not None:
         return _attend_with_sinks(q_BNTH, k_BNSH, v_BNSH, bias, causal, dropout, sinks)
     if causal and queries != keys:
@@ -138,7 +138,7 @@ def _attend_with_sinks(
 
 
 def _attend_in_chunks(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, masks: DropoutMasks, sinks: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, dropout: float, sinks: Tensor | None
 ) -> Tensor:
     """``attend`` for chunks of queries, each under a checkpoint, so that no scores are kept for backward."""
     queries, keys, chunks = q.size(2), k.size(2), []
@@ -147,7 +147,7 @@ def _attend_in_chunks(
         seen = slice(keys - queries + rows.stop if causal else keys)
         own_bias = bias if bias is None or bias.size(-2) == 1 else bias[..., rows, :]
         own_sinks = sinks if sinks is None or sinks.size(-1) == 1 else sinks[..., rows]
-        own = q[:, :, rows], k[:, :, seen], v[:, :, seen], own_bias, causal, masks, start, own_sinks
+        own = q[:, :, rows], k[:, :, seen], v[:, :, seen], own_bias, causal, dropout, own_sinks
         chunks.append(checkpointed(_weighted_sum, *own))
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=2)
 
@@ -158,11 +158,10 @@ def _weighted_sum(
     v: Tensor,
     bias: Tensor | None,
     causal: bool,
-    masks: DropoutMasks | None,
-    index: int,
+    dropout: float,
     sinks_BNT: Tensor | None,
 ) -> Tensor:
-    """``attend`` by the formula, with dropout mask number ``index``, if there are masks."""
+    """``attend`` by the formula."""
     k, v = _repeated(k, q), _repeated(v, q)
     scores = (q * q.size(-1) ** -0.5) @ k.transpose(2, 3)
     if causal:
@@ -174,9 +173,7 @@ def _weighted_sum(
         weights = torch.cat([scores, sunk], dim=-1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    if masks is None:
-        return weights @ v
-    return (weights * masks.keep(weights, index)) @ v * (1.0 / masks.keep_prob)
+    return (weights * draw_mask(dropout, weights) if dropout else weights) @ v
 
 
 def split_qkv(qkv: Tensor, heads: int, key_heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.plain import plain, table
-from fairseq_ms.core.ops.recompute import DropoutMasks, autocasted, drop, remade, saves
+from fairseq_ms.core.ops.recompute import autocasted, draw_seed, drop, remade, saves
 
 Norm = nn.LayerNorm | nn.RMSNorm
 NORM_KINDS = (nn.LayerNorm, nn.RMSNorm)
@@ -243,12 +243,12 @@ def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Module, r
     activation = ACTIVATIONS[name]
     if not (recompute and saves()):
         return linear(F.dropout(activation(x), dropout, training=True))
-    masks = DropoutMasks(dropout) if dropout > 0.0 else None
+    seed = draw_seed() if dropout else 0
     if name in OF_THEIR_RESULT:
         x, activation = activation(x), torch.positive
 
     def prepared(x: Tensor) -> Tensor:
-        return autocasted(drop(activation(x), masks))
+        return autocasted(drop(activation(x), dropout, seed))
 
     hidden = prepared(x)
     with remade(hidden, prepared, x):

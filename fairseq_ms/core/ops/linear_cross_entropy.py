@@ -76,21 +76,6 @@ def matrix_of(project: nn.Module, device: torch.device | None = None) -> tuple[T
     return (inner.matrix(device) if isinstance(inner, TiedOutput) else inner.weight), never
 
 
-def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) -> Tensor:
-    """The target's logit minus the mean of all V, (Q,), 0 where the target is padding.
-
-    Label smoothing adds it to the loss: with e' = e V / (V - 1),
-    (1 - e') nll + e' (mean of all negative log probabilities) equals nll + e' (target's logit - mean logit).
-    """
-
-    def difference(x_QD: Tensor, weight_VD: Tensor) -> Tensor:
-        # At least float32, for the mean of V small numbers.
-        mean_D = weight_VD.mean(0, dtype=_precise(weight_VD.dtype))
-        return (x_QD * (F.embedding(target_Q, weight_VD) - mean_D)).sum(1).masked_fill(target_Q == padding, 0.0)
-
-    return checkpoint(difference, x_QD, weight_VD, use_reentrant=False, preserve_rng_state=False)
-
-
 @torch.no_grad()
 def most_probable(x_QD: Tensor, weight_VD: Tensor, never: Sequence[int] = ()) -> Tensor:
     """The symbol with the largest logit in every row, (Q,)."""

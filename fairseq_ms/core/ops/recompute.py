@@ -26,29 +26,10 @@ _autograd: Any = torch._C._autograd
 # Torch 2.6 cannot tell which are active: recipes inside a checkpoint keep their sources alive there.
 _top_hooks: Any = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
-# A mask takes 16 random bits for each number, so that one 64-bit draw of the generator serves four.
-_LEVELS = 2**16
-_64_BITS = 2**64 - 1
-
 
 def draw_seed() -> int:
     """A fresh seed from torch's default CPU generator, so that runs repeat under ``torch.manual_seed``."""
     return int(torch.randint(0, 2**62, (), device="cpu"))
-
-
-def mixed_seed(seed: int, *counters: int) -> int:
-    """A 32-bit seed for one of many masks, which counters tell apart.
-
-    Mixed, since a generator on a CPU uses 32 bits of its seed, and close seeds may give similar streams.
-    """
-    state = seed & _64_BITS
-    for counter in (0, *counters):
-        # One step of splitmix64, with the counter added to its state.
-        state = (state + counter + 0x9E3779B97F4A7C15) & _64_BITS
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _64_BITS
-        state ^= state >> 31
-    return state >> 32
 
 
 def records() -> bool:
@@ -154,58 +135,33 @@ def _generator(device: torch.device, thread: int) -> torch.Generator:
     return torch.Generator(device)
 
 
-def keep_prob(p: float) -> float:
-    """The probability of keeping a number, 1 - p in steps of 2**-16, for 0 < p < 1."""
-    return min(max(1, round((1.0 - p) * _LEVELS)), _LEVELS - 1) / _LEVELS
-
-
-def keep_mask(seed: int, p: float, like: Tensor) -> Tensor:
-    """The mask of a seed, like ``like``: 1 with probability ``keep_prob(p)``, else 0."""
-    mask = torch.empty_like(like, memory_format=torch.contiguous_format)
-    if like.is_meta:
-        return mask
-    generator = _generator(like.device, threading.get_ident()).manual_seed(seed)
-    if like.device.type != "cpu":
-        return mask.bernoulli_(keep_prob(p), generator=generator)
-    # bernoulli_ takes 8 ns a number on a CPU, a sixteenth of a layer's time; this takes 1 ns.
-    count = mask.numel()
-    draws = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=generator)
-    lanes = draws.view(torch.int16)[:count].view(like.shape)
-    return torch.lt(lanes, round(keep_prob(p) * _LEVELS) - _LEVELS // 2, out=mask)
-
-
 def check_probability(name: str, value: float) -> None:
     """Raise ValueError unless it is at least 0 and below 1."""
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be at least 0 and below 1: got {value}")
 
 
-class DropoutMasks:
-    """The masks of one dropout of probability 0 < p < 1, from one seed: the same in forward and backward."""
-
-    def __init__(self, p: float) -> None:
-        self.p = p
-        self.seed = draw_seed()
-        self.keep_prob = keep_prob(p)
-
-    def scaled(self, like: Tensor) -> Tensor:
-        """The mask of a whole tensor: 0 with probability p, else 1 / (1 - p)."""
-        return keep_mask(self.seed, self.p, like).mul_(1.0 / self.keep_prob)
-
-    def keep(self, like: Tensor, index: int) -> Tensor:
-        """``keep_mask`` of piece number ``index``."""
-        return keep_mask(mixed_seed(self.seed, index), self.p, like)
+def draw_mask(p: float, like: Tensor, seed: int | None = None) -> Tensor:
+    """A dropout mask like ``like``, of a seed or of torch's generator: 0 with probability p, else 1 / (1 - p)."""
+    mask, generator = torch.empty_like(like, memory_format=torch.contiguous_format), None
+    if seed is not None and not like.is_meta:
+        generator = _generator(like.device, threading.get_ident()).manual_seed(seed)
+    if not like.is_cpu:
+        return mask.bernoulli_(1.0 - p, generator=generator).div_(1.0 - p)
+    # On a CPU, ``bernoulli_`` draws otherwise on each maker's processors.
+    uniform = torch.rand(like.shape, generator=generator, dtype=torch.float32, device="cpu")
+    return torch.ge(uniform, p, out=mask).div_(1.0 - p)
 
 
-def drop(x: Tensor, masks: DropoutMasks | None) -> Tensor:
-    """Dropout by masks that are not kept for backward; None drops nothing."""
-    if masks is None:
+def drop(x: Tensor, p: float, seed: int) -> Tensor:
+    """Dropout of probability 0 <= p < 1 by the mask of a seed, which is not kept for backward."""
+    if not p:
         return x
     shape, one = x.shape, partial(torch.empty, (), dtype=x.dtype, device=x.device)
 
     def make() -> Tensor:
         # For a tensor as large as x that has the memory of one number.
-        return masks.scaled(one().expand(shape))
+        return draw_mask(p, one().expand(shape), seed)
 
     mask = make()
     with remade(mask, make):
@@ -224,7 +180,7 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         if self.recompute and self.p < 1.0 and saves():
-            return drop(x, DropoutMasks(self.p))
+            return drop(x, self.p, draw_seed())
         return F.dropout(x, self.p, training=True)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.recompute import DropoutMasks, autocast_to, drop, remade, saves
+from fairseq_ms.core.ops.recompute import autocast_to, draw_seed, drop, remade, saves
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def relative_attention(
             scores = torch.baddbmm(shifted, rows, k.transpose(1, 2), beta=scale, alpha=scale)
         weights = hide_future(scores if bias is None else scores + bias.squeeze(0)).softmax(-1)
         if dropout > 0.0 and recompute and saves():
-            dropped = partial(drop, masks=DropoutMasks(dropout))
+            dropped = partial(drop, p=dropout, seed=draw_seed())
             kept = dropped(weights)
             with remade(kept, dropped, weights):
                 y = torch.bmm(kept, v)

@@ -5,20 +5,8 @@ tokens, ``buffers.py`` has KV caches of fixed shapes, ``replay.py`` captures and
 state of one kind of model. This folder imports the models, and none of them imports it.
 """
 
-from fairseq_ms.core.steps import bottomup, generation, retina, streams, topdown, vanilla
+from fairseq_ms.core.steps import bottomup, generation, retina, streams, topdown, vanilla  # noqa: F401
 from fairseq_ms.core.steps.buffers import state_for
 from fairseq_ms.core.steps.replay import Reader, Steps, has_steps, takes_graphs
 
-__all__ = [
-    "Reader",
-    "Steps",
-    "bottomup",
-    "generation",
-    "has_steps",
-    "retina",
-    "state_for",
-    "streams",
-    "takes_graphs",
-    "topdown",
-    "vanilla",
-]
+__all__ = ["Reader", "Steps", "has_steps", "state_for", "takes_graphs"]

@@ -7,9 +7,7 @@ from torch import nn
 from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.layers import SelfAttention
 from fairseq_ms.core.ops import attention as module
-from fairseq_ms.core.ops import recompute
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
-from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.core.ops import naive
 from tests.helpers.gradients import assert_same_with_gradients
@@ -31,13 +29,14 @@ def scores(sinks: bool) -> torch.Tensor | None:
 def masks_of(monkeypatch) -> list[torch.Tensor]:
     """The dropout masks as they are drawn, in forward and again in backward."""
     drawn: list[torch.Tensor] = []
-    keep_mask = recompute.keep_mask
+    draw_mask = module.draw_mask
 
-    def spy(*args):
-        drawn.append(keep_mask(*args))
-        return drawn[-1].clone()
+    def spy(p, like):
+        mask = draw_mask(p, like)
+        drawn.append((mask != 0.0).to(like.dtype))
+        return mask
 
-    monkeypatch.setattr(recompute, "keep_mask", spy)
+    monkeypatch.setattr(module, "draw_mask", spy)
     return drawn
 
 
@@ -78,7 +77,7 @@ def test_attention_with_dropout_is_the_formula_with_the_same_mask(
     chunks = -(-queries // module._QUERY_CHUNK)
     assert len(drawn) == chunks
     masks = by_query(drawn, chunks, queries)
-    expected = naive.attention(q, k, v, bias, kind == "causal", masks, keep_prob(0.4), sinks_N)
+    expected = naive.attention(q, k, v, bias, kind == "causal", masks, 0.6, sinks_N)
     assert_same_with_gradients(result, expected, [q, k, v, *([] if sinks_N is None else [sinks_N])], 1e-10)
     for first, again in zip(drawn[:chunks], reversed(drawn[chunks:]), strict=True):
         assert torch.equal(first, again)
@@ -119,8 +118,7 @@ def test_self_attention_is_the_formula(length: int, dropout: float, sinks: bool,
     chunks = -(-length // module._QUERY_CHUNK)
     masks = by_query(drawn, chunks, length) if dropout else None
     q, k, v = split_qkv(layer.qkv(layer.norm(x)), 3)
-    share = keep_prob(dropout) if dropout else 1.0
-    expected = layer.out(merge_heads(naive.attention(q, k, v, None, True, masks, share, layer.qk.sinks)))
+    expected = layer.out(merge_heads(naive.attention(q, k, v, None, True, masks, 1.0 - dropout, layer.qk.sinks)))
     assert_same_with_gradients(result, expected, [x, *layer.parameters()], 1e-10)
 
 

@@ -16,7 +16,7 @@ from fairseq_ms.core.ops.linear import (
     activation_linear,
     norm_linear,
 )
-from fairseq_ms.core.ops.recompute import DropoutMasks
+from fairseq_ms.core.ops.recompute import draw_mask
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.core.ops import naive
 from tests.helpers.gradients import assert_same_with_gradients, gradients
@@ -35,13 +35,13 @@ def random_norm(dim: int, kind: str = "layer") -> Norm:
 def test_activation_and_dropout_before_a_projection_equal_autograd(
     activation: str, p: float, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairseq_ms.core.ops.recompute.draw_seed", lambda: 99)
+    monkeypatch.setattr("fairseq_ms.core.ops.linear.draw_seed", lambda: 99)
     x = torch.randn(3, 5, 14, dtype=torch.float64, requires_grad=True)
     linear = nn.Linear(ACTIVATIONS[activation](x).size(-1), 4, bias).double()
     inputs = [x, *linear.parameters()]
     ours = activation_linear(x, activation, p, linear, recompute=True)
     hidden = ACTIVATIONS[activation](x)
-    plain = F.linear(hidden * DropoutMasks(p).scaled(hidden) if p else hidden, *linear.parameters())
+    plain = F.linear(hidden * draw_mask(p, hidden, 99) if p else hidden, *linear.parameters())
     assert_same_with_gradients(ours, plain, inputs)
 
 

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_ms.core.ops import linear_cross_entropy as module
 from fairseq_ms.core.ops.linear_cross_entropy import (
-    above_mean,
     linear_cross_entropy,
     most_probable,
 )
@@ -82,7 +81,6 @@ def test_nothing_as_large_as_the_logits_is_allocated() -> None:
     x, weight, target = drawn(torch.float32, rows=40 * AT_ONCE)
     with profile(profile_memory=True) as recorded:
         linear_cross_entropy(x, weight, target, PADDING).backward()
-        above_mean(x, weight, target, PADDING).sum().backward()
         most_probable(x, weight)
     largest = max(event.self_cpu_memory_usage for event in recorded.events())
     # Features and their gradients, or a piece's logits, whichever is more.
@@ -217,18 +215,6 @@ def test_half_precision_rounds_as_fairseqs_loss_does(dtype: torch.dtype, autocas
     assert not autocast or not torch.equal(found, written_out(x, weight, target)), "or this test tests nothing"
     # The gradient of the matrix is rounded once for every piece, four times here: as many units in the last place.
     assert_equal(found, expected, [x, weight], 4 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("smoothing", [0.1, 0.9])
-def test_label_smoothing_spreads_a_share_over_all_other_symbols(smoothing: float) -> None:
-    x, weight, target = drawn(torch.float64)
-    wanted = torch.full((ROWS, SYMBOLS), smoothing / (SYMBOLS - 1), dtype=torch.float64)
-    wanted.scatter_(1, target[:, None], 1.0 - smoothing)
-    expected = -(wanted * F.linear(x, weight).log_softmax(1))[target != PADDING].sum()
-    excess = above_mean(x, weight, target, PADDING).sum()
-    nll = linear_cross_entropy(x, weight, target, PADDING)
-    found = nll + smoothing * SYMBOLS / (SYMBOLS - 1) * excess
-    assert_equal(found, expected, [x, weight], 1e-13)
 
 
 def test_the_most_probable_symbol_is_the_largest_logit() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fairseq_ms.core.ops import attention as module
 from fairseq_ms.core.ops import flash_windows, window_attention
-from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.core.ops import flash_kernels, naive
@@ -80,7 +79,7 @@ def test_dropout_has_the_same_mask_forward_and_backward(seed: int) -> None:
     q, k, v = heads(length, factor)
     torch.manual_seed(seed)
     found = attention(q, k, v, factor, near, far, dropout=0.3)
-    expected = naive.window_attention(q, k, v, factor, near, far, kept.double(), keep_prob(0.3))
+    expected = naive.window_attention(q, k, v, factor, near, far, kept.double(), 0.7)
     assert_same_with_gradients(found, expected, [q, k, v], 1e-10)
     sees = Scale(factor, near=near, far=far).visible(torch.arange(length)[:, None], torch.arange(blocks))
     assert not (kept & ~sees).any()

@@ -20,6 +20,7 @@ CPU = Shape(dim=252, ffn_dim=1008, heads=12, vocabulary=1000, layers=4)
 GPU = Shape(dim=768, ffn_dim=3072, heads=12, vocabulary=31_300, layers=12)
 TINY = Shape(dim=24, ffn_dim=48, heads=12, vocabulary=101, layers=4)
 LOCAL, WINDOWS = "1x=0:64", "1x=0:64,16x=64:1024,64x=1024:8192"
+TWO_WIDTHS = "1x=0:8*6,1x=0:248*6"
 # These read a long text in segments.
 STREAMS, SEGMENT = ("transformer_xl", "compressive_transformer", "transformer_ql"), 512
 # Tokens generated after a text of the length.
@@ -37,6 +38,7 @@ def models(shape: Shape) -> dict[str, tuple[str, dict[str, object]]]:
     return {
         "local": ("vanilla_lm", {"decoder_layers": shape.layers, "scale_windows": LOCAL}),
         "retina": ("retina_lm", {"decoder_layers": shape.layers, "scale_windows": WINDOWS}),
+        "two widths": ("retina_lm", {"decoder_layers": shape.layers, "scale_windows": TWO_WIDTHS}),
         "topdown": ("multiscale_topdown", {"scale_layers": stacks}),
         "bottomup": ("multiscale_bottomup", {"scale_layers": stacks.removeprefix(f"64x={quarter},")}),
         "transformer_xl": ("transformer_xl", pieces),
@@ -60,7 +62,8 @@ def tables(options: Options) -> list[Table]:
             for name in chosen
         ]  # fmt: skip
 
-    what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; windows {WINDOWS}, local {LOCAL}."
+    windows = f"windows {WINDOWS}, two widths {TWO_WIDTHS}, local {LOCAL}"
+    what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; {windows}."
     about = (
         f"Forward and backward over one sequence of length T, `{LOSS}` unless a row says otherwise, GPT-2 with "
         f"`cross_entropy`; {what} "

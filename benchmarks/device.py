@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.table import Options, Work
+from fairseq_ms.core.ops.device import peak_bytes, wait_for
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools.device import peak_bytes, wait_for
 
 
 def facts(options: Options) -> dict[str, object]:

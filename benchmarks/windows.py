@@ -35,10 +35,10 @@ from benchmarks.records import Records
 from benchmarks.report import table_of, wrapped
 from benchmarks.table import FAILED, NUMBERS, Options, Record
 from fairseq_ms.core import Retina, RetinaConfig, Vanilla, VanillaConfig, muon_and_adamw
+from fairseq_ms.core.ops.device import wait_for
 from fairseq_ms.core.scales import Scale, window_turns
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.scales import window_scales
-from fairseq_ms.tools.device import wait_for
 from fairseq_ms.tools.report import check_outputs, plot_panel, powers_of_two, write_png, write_text
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from fairseq_ms_pipeline.files import complete

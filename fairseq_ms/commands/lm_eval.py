@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Hand the flags over to the harness, whose exit code is that of the process."""
-    from fairseq_ms.tools.device import prefer_flash
+    from fairseq_ms.core.ops.device import prefer_flash
 
     register()
     prefer_flash()  # prompts and choices have any length

@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, print the table and write the JSON file."""
+    from fairseq_ms.core.ops.device import prefer_flash
     from fairseq_ms.export import exported
     from fairseq_ms.tools import tokenizing
-    from fairseq_ms.tools.device import prefer_flash
 
     prefer_flash()  # rows of data have any length
     if args.manifest is not None and not args.manifest.is_file():

@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> None:
     """Print the prompt and its continuation."""
     import torch
 
+    from fairseq_ms.core.ops.device import prefer_flash
     from fairseq_ms.export import exported
-    from fairseq_ms.tools.device import prefer_flash
     from fairseq_ms_pipeline.indexed import BOS, EOS, PAD
 
     prefer_flash()  # prompts have any length

@@ -53,11 +53,7 @@ def rows_of_projections(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]
 
 
 def muon_and_adamw(
-    model: nn.Module,
-    lr: float,
-    adam_lr: float,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
+    model: nn.Module, lr: float, adam_lr: float, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999)
 ) -> MuonAndAdamW:
     """Muon at the rate ``lr`` for the matrices of a model's layers, AdamW at ``adam_lr`` for all other parameters.
 

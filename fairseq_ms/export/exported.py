@@ -8,10 +8,10 @@ from typing import Any
 
 import fairseq_ms
 from fairseq_ms.core import CausalModel
+from fairseq_ms.core.ops.device import gains_by_half
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import folder, tokenizer
 from fairseq_ms.tools import tokenizing
-from fairseq_ms.tools.device import gains_by_half
 from fairseq_ms.tools.plain import Plain
 from fairseq_ms.tools.trained import on_device
 from fairseq_ms_pipeline.indexed import BOS

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
 from fairseq_ms.core.joining import Join, Upsample
+from fairseq_ms.core.ops.device import peak_bytes, wait_for
 from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools.device import peak_bytes, wait_for
 from fairseq_ms.tools.saved_bytes import saved_bytes_by_place
 
 Parts = Mapping[str, Mapping[str, float]]

@@ -193,11 +193,7 @@ class HAEDState(State):
     """The states of main model and chunk decoder, and the unfinished chunk of every row."""
 
     def __init__(
-        self,
-        config: HAEDConfig,
-        main: RowCaches | LSTMState,
-        decoder: LSTMState | ChunkCaches,
-        unfinished: Unfinished,
+        self, config: HAEDConfig, main: RowCaches | LSTMState, decoder: LSTMState | ChunkCaches, unfinished: Unfinished
     ) -> None:
         super().__init__(config, unfinished.place_B.numel())
         self.main, self.decoder, self.unfinished = main, decoder, unfinished

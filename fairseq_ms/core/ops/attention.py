@@ -66,13 +66,7 @@ def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any
 
 
 def _fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float | None = None
 ) -> Tensor:
     """torch's attention; key heads are repeated for their query heads where its kernels cannot share them."""
     shared = q.size(1) != k.size(1)
@@ -153,13 +147,7 @@ def _attend_in_chunks(
 
 
 def _weighted_sum(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    causal: bool,
-    dropout: float,
-    sinks_BNT: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, dropout: float, sinks_BNT: Tensor | None
 ) -> Tensor:
     """``attend`` by the formula."""
     k, v = _repeated(k, q), _repeated(v, q)

@@ -23,8 +23,7 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import split_kv, split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, records
+from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, plain, records
 from fairseq_ms.core.ops.relative_attention import Sinusoids, relative_attention
 from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCache, StreamState, join, shift
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.hierarchical.config import HAEDConfig
+from fairseq_ms.core.ops.linear import table
 from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps
-from fairseq_ms.core.ops.plain import table
 
 
 @dataclass(frozen=True)

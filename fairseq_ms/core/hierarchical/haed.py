@@ -30,9 +30,8 @@ from fairseq_ms.core.hierarchical.chunks import (
 from fairseq_ms.core.hierarchical.config import HAEDConfig, HREDConfig
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import CausalModel, start_residuals
-from fairseq_ms.core.ops.linear import ShortConv, projection
+from fairseq_ms.core.ops.linear import ShortConv, projection, table
 from fairseq_ms.core.ops.lstm import LSTM, LSTMState, RaggedSteps
-from fairseq_ms.core.ops.plain import table
 from fairseq_ms.core.ops.recompute import Dropout
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.plain import plain, table
-from fairseq_ms.core.ops.recompute import autocasted, draw_seed, drop, remade, saves
+from fairseq_ms.core.ops.recompute import autocasted, draw_seed, drop, feed, plain, remade, saves
 
 Norm = nn.LayerNorm | nn.RMSNorm
 NORM_KINDS = (nn.LayerNorm, nn.RMSNorm)
@@ -77,6 +76,24 @@ class SomeSymbols(nn.Module):
         never = torch.tensor(self.never, device=logits_BTV.device)
         # Not in place: hooks and adapters may hold what the projection gave.
         return logits_BTV.index_fill(-1, never, torch.finfo(logits_BTV.dtype).min)
+
+
+def table(words: nn.Module, symbols: int, device: torch.device | None = None) -> Tensor:
+    """The embeddings of all symbols, (V, D): the weight of an embedding, if it is plain."""
+    if plain(words, nn.Embedding):
+        return words.weight  # type: ignore[return-value]
+    # Embeddings give their padding row no gradient, but here it is a symbol like any other.
+    parts = words.modules() if torch.is_grad_enabled() else ()
+    padded: list[Any] = [module for module in parts if getattr(module, "padding_idx", None) is not None]
+    indices = [module.padding_idx for module in padded]
+    try:
+        for module in padded:
+            module.padding_idx = None
+        # As (B, T), which a module in the place of an embedding may want.
+        return words(torch.arange(symbols, device=device or next(words.parameters()).device).unsqueeze(0)).squeeze(0)
+    finally:
+        for module, index in zip(padded, indices):
+            module.padding_idx = index
 
 
 class TiedOutput(nn.Module):
@@ -211,28 +228,28 @@ def norm_linear(
     if norm is None and conv is None:
         return linear(x), x
     # A convolution after ``before`` changes it, and may run only once.
-    again = recompute and saves() and (conv is None or before is None)
-    if not (again and plain(norm, *NORM_KINDS) and plain(conv, ShortConv)):
+    again = recompute and (conv is None or before is None)
+    if not (again and saves() and plain(norm, *NORM_KINDS) and plain(conv, ShortConv)):
         normed = x if norm is None else norm(x)
         normed = autocasted(normed if conv is None else conv(normed, before))
         return linear(normed), normed
+    own = weights_of(norm)
 
-    def padded(x: Tensor, *own_D: Tensor) -> Tensor:
-        normed = x if norm is None else normalise(norm, x, *own_D)
-        return normed if conv is None else pad_left(normed, conv.weight)
+    def normalised(x: Tensor, *own_D: Tensor) -> Tensor:
+        return x if norm is None else normalise(norm, x, *own_D)
 
-    def prepared(x: Tensor, *own: Tensor) -> Tensor:
-        if conv is None:
-            return autocasted(padded(x, *own))
-        *own_D, weight_ND = own
-        joined = padded(x, *own_D)
-        with remade(joined, padded, x, *own_D):
-            return autocasted(convolve(joined, weight_ND))
+    if conv is None:
+        return feed(linear, normalised, x, *own)
 
-    own = [*weights_of(norm), *([] if conv is None else [conv.weight])]
-    normed = prepared(x, *own)
-    with remade(normed, prepared, x, *own):
-        return linear(normed), normed
+    def padded(x: Tensor, weight_ND: Tensor, *own_D: Tensor) -> Tensor:
+        return pad_left(normalised(x, *own_D), weight_ND)
+
+    def convolved(x: Tensor, weight_ND: Tensor, *own_D: Tensor) -> Tensor:
+        joined = padded(x, weight_ND, *own_D)
+        with remade(joined, padded, x, weight_ND, *own_D):
+            return convolve(joined, weight_ND)
+
+    return feed(linear, convolved, x, conv.weight, *own)
 
 
 def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Module, recompute: bool) -> Tensor:
@@ -247,9 +264,4 @@ def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Module, r
     if name in OF_THEIR_RESULT:
         x, activation = activation(x), torch.positive
 
-    def prepared(x: Tensor) -> Tensor:
-        return autocasted(drop(activation(x), dropout, seed))
-
-    hidden = prepared(x)
-    with remade(hidden, prepared, x):
-        return linear(hidden)
+    return feed(linear, lambda x: drop(activation(x), dropout, seed), x)[0]

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_ms.core.ops.linear import SomeSymbols, TiedOutput
-from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import autocast_to, refuse_second_derivatives
+from fairseq_ms.core.ops.recompute import autocast_to, plain, refuse_second_derivatives
 
 # Logits in memory at a time, and the most rows of them.
 _LOGITS_ON_A_CPU, _LOGITS, _ROWS = 2**23, 2**27, 4096

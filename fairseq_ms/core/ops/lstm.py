@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import refuse_second_derivatives
+from fairseq_ms.core.ops.recompute import plain, refuse_second_derivatives
 
 _sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
@@ -184,7 +183,7 @@ class LSTM(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether operations on the cell's weights may replace a call of it (``ops.plain``)."""
+        """Whether operations on the cell's weights may replace a call of it (``recompute.plain``)."""
         return plain(self.cell, nn.LSTM, CappedLSTM)
 
     def weights(self) -> list[Tensor]:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
-
-from fairseq_ms.core.ops.plain import hooked, parts_of
 
 # Private: the only way to ask whether saved-tensor hooks are allowed now, and which are active.
 _autograd: Any = torch._C._autograd
@@ -45,6 +44,25 @@ def saves() -> bool:
 def hookable() -> bool:
     """Whether saved-tensor hooks are allowed, which ``torch.func`` refuses."""
     return torch.compiler.is_compiling() or _autograd._saved_tensors_hooks_is_enabled()
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether a module has hooks, those of all modules included, or a ``forward`` of the instance's own."""
+    m = torch_module
+    everywhere = m._global_forward_hooks or m._global_forward_pre_hooks
+    everywhere = everywhere or m._global_backward_hooks or m._global_backward_pre_hooks
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    # Libraries that place weights set a ``forward`` of the instance's own.
+    return bool(everywhere or hooks) or "forward" in module.__dict__
+
+
+def plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
+    """Whether operations on a module's weights may replace a call of it or repeat one; True for None, a missing one.
+
+    That is, whether it is exactly of one of these classes and has no hooks. Adapters, quantisation, pruning,
+    ``torch.nn.utils.parametrize`` and ``fully_shard`` attach hooks or make subclasses.
+    """
+    return module is None or (type(module) in kinds and not hooked(module))
 
 
 def refuse_second_derivatives(name: str) -> None:
@@ -76,6 +94,19 @@ def remade(
         return partial(recipe.view, saved.shape, saved.stride(), saved.storage_offset())
 
     return saved_tensors_hooks(pack, lambda packed: packed())
+
+
+def feed(
+    read: Callable[[Tensor], Tensor], make: Callable[..., Tensor], *sources: Tensor, enabled: bool = True
+) -> tuple[Tensor, Tensor]:
+    """``read(made)`` and ``made = make(*sources)``, in the type of matrix products, ``remade`` for backward."""
+
+    def cast(*sources: Tensor) -> Tensor:
+        return autocasted(make(*sources))
+
+    made = cast(*sources)
+    with remade(made, cast, *sources, enabled=enabled):
+        return read(made), made
 
 
 def _keeper() -> Callable[[Tensor], Callable[[], Tensor]]:
@@ -213,7 +244,8 @@ def checkpointed(
 
     It runs once if some of the modules that must be ``unhooked``, or some of their parts, have hooks.
     """
-    if enabled and records() and hookable() and not any(map(hooked, parts_of(unhooked))):
+    parts = (part for module in unhooked if module is not None for part in module.modules())
+    if enabled and records() and hookable() and not any(map(hooked, parts)):
         return checkpoint(layer, *inputs, use_reentrant=False)
     return layer(*inputs)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.recompute import autocast_to, draw_seed, drop, remade, saves
+from fairseq_ms.core.ops.recompute import autocast_to, draw_seed, drop, feed, saves
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -108,18 +108,13 @@ def relative_attention(
         q, k, v = q_BNTH.transpose(0, 1).contiguous(), flat(k_BNSH.transpose(0, 1)), flat(v_BNSH.transpose(0, 1))
         r_NHP, scale = r_PNH[-(keys + 1) :].to(dtype).permute(1, 2, 0), width**-0.5
         # (N, B * T, P): one matrix product a head
-        rows = by_distance(q, v_NH)
-        with remade(rows, by_distance, q, v_NH, enabled=recompute):
-            distance = torch.bmm(rows, r_NHP)
-        shifted, rows = flat(rel_shift(distance.unflatten(1, (batch, queries)), keys)), by_content(q, u_NH)
-        with remade(rows, by_content, q, u_NH, enabled=recompute):
-            scores = torch.baddbmm(shifted, rows, k.transpose(1, 2), beta=scale, alpha=scale)
+        distance, _ = feed(partial(torch.bmm, mat2=r_NHP), by_distance, q, v_NH, enabled=recompute)
+        shifted = flat(rel_shift(distance.unflatten(1, (batch, queries)), keys))
+        score = partial(torch.baddbmm, shifted, batch2=k.transpose(1, 2), beta=scale, alpha=scale)
+        scores, _ = feed(score, by_content, q, u_NH, enabled=recompute)
         weights = hide_future(scores if bias is None else scores + bias.squeeze(0)).softmax(-1)
         if dropout > 0.0 and recompute and saves():
-            dropped = partial(drop, p=dropout, seed=draw_seed())
-            kept = dropped(weights)
-            with remade(kept, dropped, weights):
-                y = torch.bmm(kept, v)
+            y, _ = feed(partial(torch.bmm, mat2=v), partial(drop, p=dropout, seed=draw_seed()), weights)
         else:
             y = torch.bmm(F.dropout(weights, dropout), v)
     y_NBTH = y.unflatten(0, first) if queries > 1 else y.unflatten(0, first).transpose(0, 1)

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.adaptive import AdaptiveInput
 from fairseq_ms.core.cache import State
 from fairseq_ms.core.ops.device import has_graphs
-from fairseq_ms.core.ops.plain import hooked
-from fairseq_ms.core.ops.recompute import autocast_dtype
+from fairseq_ms.core.ops.recompute import autocast_dtype, hooked
 from fairseq_ms.core.steps.buffers import state_for
 
 # Buffers have room for a power of two of tokens, at least this many, so that the graphs of one text serve the next.

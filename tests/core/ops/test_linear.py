@@ -82,12 +82,21 @@ def test_a_norm_and_a_convolution_before_a_projection_equal_autograd(bias: bool,
 
 @pytest.mark.parametrize("taps", [0, 3])
 @pytest.mark.parametrize("kind", NORMS)
-def test_a_projection_keeps_what_the_norm_reads_alone(kind: str, taps: int) -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_projection_keeps_what_the_norm_reads_alone(kind: str, taps: int, autocast: bool) -> None:
     norm, linear, conv = random_norm(7, kind), nn.Linear(7, 4).double(), random_conv(7, taps)
     modules = nn.ModuleList(module for module in (norm, linear, conv) if module is not None)
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    # And two numbers a position, by which the norm shifts and scales.
-    assert saved_bytes(lambda: norm_linear(x, norm, linear, True, conv)[0], modules) <= x.nbytes + 2 * 15 * 8
+    if autocast:
+        modules, x = modules.float(), x.detach().float().requires_grad_()
+
+    def forward() -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=autocast):
+            return norm_linear(x, norm, linear, True, conv)[0]
+
+    # And two numbers a position, by which the norm shifts and scales; autocast's copy of the weight.
+    most = x.nbytes + 2 * 15 * x.itemsize + 2 * linear.weight.numel() * autocast
+    assert saved_bytes(forward, modules) <= most
 
 
 @pytest.mark.parametrize("taps", [1, 3, 8])

@@ -86,7 +86,7 @@ class AdaptiveInput(nn.Module):
             idle: list[nn.Parameter] = []
             for (start, end), band in zip(pairwise([0, *self.cutoff]), self.embeddings):
                 # Tokens that are no words go to the first or the last band, whose embedding refuses them.
-                below_BT = tokens_BT < end if end < self.cutoff[-1] else tokens_BT == tokens_BT
+                below_BT = tokens_BT < end if end < self.cutoff[-1] else torch.ones_like(tokens_BT, dtype=torch.bool)
                 inside_BT = below_BT & (tokens_BT >= start) if start else below_BT
                 if bool(inside_BT.any()):
                     x_BTD[inside_BT] = band(tokens_BT[inside_BT] - start)

@@ -127,9 +127,7 @@ class AggregationAttention(nn.Module):
         for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start, state))):
             if state is None:
                 k, v = self._keys_and_values(level, blocks[level]) if blocks[level].size(1) else 2 * (q_BNTH[:, :, :0],)
-                outputs.append(
-                    attend_blocks(self.bounds[level], q_BNTH, k, v, 0, 0, dropout, self.recompute, sinks[level])
-                )
+                outputs.append(attend_blocks(self.bounds[level], q_BNTH, k, v, dropout, self.recompute, sinks[level]))
                 continue
             if blocks[level].size(1):
                 state.aggregation[level].append(self._keys_and_values(level, blocks[level], start))
@@ -185,7 +183,7 @@ class BottomUpState(State):
     def attend_to(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
         """Attention from the next T tokens to the blocks of a scale, (B, N, T, H); level 0 is the finest scale."""
         k, v = self.aggregation[level].kept()[0]
-        return attend_blocks(Scale(factor).bounds, q_BNTH, k, v, self.length, sinks_N=sinks_N)
+        return attend_blocks(Scale(factor).bounds, q_BNTH, k, v, start=self.length, sinks_N=sinks_N)
 
 
 class BottomUp(LanguageModel[BottomUpState]):

@@ -21,6 +21,7 @@ RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
     "scaled": lambda depth: (2 * depth) ** -0.5,
     "zero": lambda depth: 0.0,
 }
+DOWNSAMPLERS = ("avg", "max", "conv")
 # Integer fields that may be 0; all others must be at least 1.
 _OF_MEMORIES = ("mem_len", "compressed_mem_len", "output_layers")
 MAY_BE_ZERO = ("padding_idx", "max_positions", "position_dim", "short_conv", *_OF_MEMORIES)
@@ -86,13 +87,15 @@ class LayerConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value, least = getattr(self, field.name), int(field.name not in MAY_BE_ZERO)
-            if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
+            if isinstance(value, list | tuple):
+                object.__setattr__(self, field.name, _tuples(value))
+            # Types are text here, as annotations are not evaluated.
             elif str(field.type).startswith("int") and value is not None and value < least:
                 raise ValueError(f"{field.name} must be at least {least}: got {value}")
         words: dict[str, Collection[Any]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
-        for name, known in {**words, "init_residual": RESIDUAL_STARTS, "qk_norm": QK_NORMS}.items():
-            if getattr(self, name) not in known:
+        words |= {"init_residual": RESIDUAL_STARTS, "qk_norm": QK_NORMS, "downsampler": DOWNSAMPLERS}
+        for name, known in words.items():
+            if hasattr(self, name) and getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, known))}: got {getattr(self, name)}")
         if self.norm_eps <= 0.0:
             raise ValueError(f"norm_eps must be above 0: got {self.norm_eps}")
@@ -166,8 +169,17 @@ class LayerConfig:
         return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
 
 
+def _tuples(value: Any) -> Any:
+    """Lists, also those within lists and tuples, as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
 def _restored(value: Any, kind: Any) -> Any:
-    """A field's value from JSON, whose type may be or contain a dataclass, or tuples of one."""
+    """A field's value from JSON: dicts become dataclasses, lists tuples.
+
+    ``kind`` is the field's type, in which the first member of a union stands for its items: a dict finds its dataclass
+    among the arguments of a type, too.
+    """
     if isinstance(value, dict):
         dataclasses: list[Any] = [part for part in (kind, *get_args(kind)) if is_dataclass(part)]
         return dataclasses[0](**value)
@@ -234,7 +246,7 @@ class ModelConfig(LayerConfig):
             self.adaptive_softmax.check("adaptive_softmax", predicted, self.dim)
         if self.tie_embeddings and self.adaptive_softmax is None:
             if self.adaptive_input is not None:
-                raise ValueError("tie_embeddings must be False with an adaptive_input that is no adaptive_softmax's")
+                raise ValueError("tie_embeddings must be False with an adaptive_input and no adaptive_softmax")
             if predicted != self.vocab_size:
                 wanted = f"output_vocab_size must be vocab_size {self.vocab_size} with tie_embeddings"
                 raise ValueError(f"{wanted}: got {predicted}")

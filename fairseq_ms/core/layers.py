@@ -99,7 +99,7 @@ class QueryKey(nn.Module):
             nn.init.zeros_(self.sinks)
 
     def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
-        """Normalise and rotate the first heads of x (B, T, O), so many of queries and keys, and leave the rest."""
+        """Normalise and rotate heads of x (B, T, O): ``queries`` query heads, then ``keys`` key heads, no others."""
         if self.query is not None and self.key is not None:
             norms = [(self.query, queries), (self.key, keys)]
             x_BTO = norm_heads(x_BTO, self.head_dim, norms, self.recompute, self.temperature if queries else None)

@@ -34,7 +34,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
     """
 
     steps: Any = None
-    # The loop over tokens, which the module that has it sets: it knows the models.
+    # ``core.steps.generation.generate``, which sets itself here, since its module imports this one.
     generation: ClassVar[Callable[..., Any]]
     config: Any
     project: nn.Module | None
@@ -58,9 +58,9 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         """Compile the layers as ``loss`` and ``forward`` run them without a state; see ``layers.compile_layers``."""
         compile_layers(self, *args, **kwargs)
 
+    @abstractmethod
     def max_length(self) -> int | None:
         """The longest text that the model can read, in tokens; None for no limit."""
-        return self.config.max_positions
 
     def forward(self, tokens_BT: Tensor, state: S | None = None) -> tuple[Tensor, S]:
         """Tokens (B, T) -> logits (B, T, V) for the token after each of them, and a state that continues the texts.
@@ -90,6 +90,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         if not isinstance(unread, Unread):
             return state
         if unread.known is None:
+            # With room to go on for as long again.
             known = self.new_state(unread.batch_size, 2 * unread.length, unread.tokens_BT.device)
             self.features(unread.tokens_BT, known)
             unread.known = known
@@ -118,12 +119,12 @@ class CausalModel(nn.Module, ABC, Generic[S]):
     def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
         """``loss`` of features (B, T, D)."""
         x_QD, target_Q = x_BTD.flatten(0, 1), targets_BT.flatten()
-        count = (target_Q != ignore_index).sum().clamp(min=1)
+        kept_Q = target_Q != ignore_index
+        count = kept_Q.sum().clamp(min=1)
         if self.adaptive_softmax is None:
             assert self.project is not None
             return cross_entropy_of(x_QD, self.project, target_Q, ignore_index) / count
-        kept = target_Q != ignore_index
-        parts = zip(*self.adaptive_softmax(x_QD[kept], target_Q[kept]))
+        parts = zip(*self.adaptive_softmax(x_QD[kept_Q], target_Q[kept_Q]))
         losses = [F.cross_entropy(logits, target, reduction="sum") for logits, target in parts if logits is not None]
         return torch.stack(losses).sum() / count
 
@@ -205,7 +206,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         """Raise ValueError for a text longer than ``max_length``."""
         most = self.max_length()
         if most is not None and length > most:
-            limit = f'at most max_positions {most} tokens, of which positions="rotary" has no limit'
+            limit = f'at most max_positions {most} tokens (positions="rotary" has no limit)'
             raise ValueError(f"a text must have {limit}: got {length}")
 
 
@@ -281,6 +282,7 @@ def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
         nn.init.normal_(module.weight, std=embedding_std)
         if module.padding_idx is not None:
             nn.init.zeros_(module.weight[module.padding_idx])
+    # A model's own calls this function.
     elif not isinstance(module, LanguageModel) and (own := getattr(module, "reset_parameters", None)):
         own()
 
@@ -290,5 +292,5 @@ def start_residuals(module: nn.Module) -> None:
     """Scale the initial projections into residual streams (``init_residual``)."""
     for layer in module.modules():
         if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
-            for projection in (layer.attention.out, layer.ffn.down):
-                projection.weight.mul_(layer.residual_start)
+            for last in (layer.attention.out, layer.ffn.down):
+                last.weight.mul_(layer.residual_start)

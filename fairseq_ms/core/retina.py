@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,9 @@ from fairseq_ms.core.ops.window_attention import attend_window
 from fairseq_ms.core.pooling import Downsample, UnfinishedBlock
 from fairseq_ms.core.scales import Scale, window_turns
 
-# A text is continued by so many tokens at a time, since their scores for all keys of a window are in memory at once.
+# A text is continued by so many tokens at a time, since their biases for all keys of a window are in memory at once.
+# Its first piece is read as in training.
 _AT_A_TIME = 256
-
-# A window's queries (B, N, T, H), keys and values (2, B, K, C, H), and sinks (N,) or None.
-Heads = tuple[Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ class RetinaConfig(ModelConfig):
 
     @property
     def turns(self) -> list[list[Scale]]:
-        """The windows of one layer after the other, again and again, with their heads (``window_turns``)."""
+        """The windows of the first layers, with heads, until they repeat: layer i has ``turns[i % len(turns)]``."""
         return window_turns(self.scales, self.heads, self.layers)
 
 
@@ -71,7 +69,7 @@ class RetinaAttention(nn.Module):
 
     def __init__(self, config: RetinaConfig, scales: Sequence[Scale]) -> None:
         super().__init__()
-        dim, heads = config.dim, sum(scale.heads for scale in scales)
+        dim, heads = config.dim, config.heads
         self.config, self.scales = config, list(scales)
         self.head_dim, group = config.width_of_head, heads // config.key_heads
         self.dropout = config.attention_dropout
@@ -79,14 +77,14 @@ class RetinaAttention(nn.Module):
         self.norm, self.short_conv = config.norm_before(), config.short_convolution()
         # Key/value heads by window and by factor; windows of one factor share their projection.
         self.key_heads = [scale.heads // group for scale in scales]
-        self.heads = dict.fromkeys((scale.factor for scale in scales), 0)
+        self.key_heads_of = dict.fromkeys((scale.factor for scale in scales), 0)
         for scale, count in zip(scales, self.key_heads):
-            self.heads[scale.factor] += count
-        finest, *widths = [count * self.head_dim for count in self.heads.values()]
+            self.key_heads_of[scale.factor] += count
+        finest, *widths = [count * self.head_dim for count in self.key_heads_of.values()]
         inner = heads * self.head_dim
         rows = (inner, finest, finest)
         self.fine = projection(dim, sum(rows), config.bias, rows)
-        self.pools = TypedList(Downsample(config.downsampler, dim, factor) for factor in list(self.heads)[1:])
+        self.pools = TypedList(Downsample(config.downsampler, dim, factor) for factor in list(self.key_heads_of)[1:])
         self.coarse = TypedList(projection(dim, 2 * width, config.bias, rows=2 * (width,)) for width in widths)
         self.qk = QueryKey(config, self.head_dim, heads)
         self.out = projection(inner, dim, config.bias)
@@ -97,8 +95,8 @@ class RetinaAttention(nn.Module):
         """x (B, T, D) -> (B, T, D).
 
         Attends to x and, with ``past``, to what is before it, and appends x's keys and values to ``past``.
-        ``rotations[k]`` rotates the keys of scale k: those of the T tokens for 1x, of the blocks that they complete
-        for others.
+        ``rotations[k]`` rotates the keys of scale k, those of the blocks that the T tokens complete; ``rotations[1]``
+        rotates queries, too.
         """
         fine, coarse = self.project(x_BTD, past)
         if past is not None and past.attend is not None:
@@ -109,6 +107,7 @@ class RetinaAttention(nn.Module):
             oldest = 0
             if past is not None:
                 known = past.windows[place].append(pair)
+                # The first piece sees its own keys, not the cache's, whose type may be another (autocast).
                 if start:
                     pair, oldest = known, past.windows[place].length - known.size(3)
             k, v = pair.unbind(0)
@@ -119,8 +118,9 @@ class RetinaAttention(nn.Module):
         """Project queries, and keys and values of every scale.
 
         Queries of all heads lie beside keys and values at 1x, (B, T, N * H + 2 * K * H). The other scales have keys
-        beside values, (B, C, 2 * K * H), of the C blocks that are complete.
+        beside values, (B, C, 2 * K * H), of the C blocks that are complete; K are the key/value heads of one scale.
         """
+        # The first window's cache also has the last inputs of the short convolution.
         before = past.windows[0] if past is not None else None
         fine, normed = norm_linear(x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before)
         coarse, inputs = [], [normed] * len(self.pools) if past is None else past.join(normed)
@@ -130,7 +130,7 @@ class RetinaAttention(nn.Module):
                 # No block is complete. Compilers do not expect empty tensors, so nothing is computed, but
                 # distributed training needs a gradient for every parameter.
                 fine = keep_in_graph(fine, [*pool.parameters(), *project.parameters()] if self.training else [])
-                coarse.append(fine.new_empty(fine.size(0), 0, 2 * self.heads[pool.factor] * self.head_dim))
+                coarse.append(fine.new_empty(fine.size(0), 0, 2 * self.key_heads_of[pool.factor] * self.head_dim))
             else:
                 coarse.append(project(pool(joined[:, :whole])))
         return fine, coarse
@@ -139,21 +139,23 @@ class RetinaAttention(nn.Module):
         self, fine: Tensor, coarse: Sequence[Tensor], rotations: Mapping[int, Tensor | None] | None
     ) -> list[Tensor]:
         """Apply query/key norms and rotary positions to the output of ``project``."""
-        queries = [sum(scale.heads for scale in self.scales), *[0] * len(coarse)]
-        turns = [rotations.get(factor) if rotations else None for factor in self.heads]
-        every = zip([fine, *coarse], queries, self.heads.values(), turns)
-        return [self.qk(x, *of) if x.size(1) else x for x, *of in every]
+        found = []
+        for (factor, keys), x in zip(self.key_heads_of.items(), [fine, *coarse]):
+            # Queries lie in front of the keys at 1x alone.
+            queries = self.config.heads if factor == 1 else 0
+            rotation = rotations.get(factor) if rotations else None
+            found.append(self.qk(x, queries, keys, rotation) if x.size(1) else x)
+        return found
 
-    def by_window(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
-        """Split the output of ``norm_and_rotate`` into queries, keys, values and sinks of each window."""
-        counts = [scale.heads for scale in self.scales]
-        dim = self.head_dim * sum(counts)
+    def by_window(self, fine: Tensor, *coarse: Tensor) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """By window, queries (B, N, T, H), keys and values (2, B, K, C, H), and sinks (N,) or None."""
+        counts, inner = [scale.heads for scale in self.scales], self.config.heads * self.head_dim
         keys: list[Tensor] = []
-        for factor, pair in zip(self.heads, [fine[..., dim:], *coarse]):
+        for factor, pair in zip(self.key_heads_of, [fine[..., inner:], *coarse]):
             # (B, C, 2 * K * H) -> by window of the factor, (2, B, K, C, H)
             both = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
             keys += both.split([n for n, scale in zip(self.key_heads, self.scales) if scale.factor == factor], dim=2)
-        queries = fine[..., :dim].unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
+        queries = fine[..., :inner].unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
         sinks = self.qk.sinks.split(counts) if self.qk.sinks is not None else [None] * len(counts)
         return list(zip(queries, keys, sinks))
 
@@ -171,7 +173,8 @@ class RetinaAttention(nn.Module):
 class SlidingCache(KeyValueCache):
     """A KV cache of at least the last ``keep`` positions.
 
-    The buffer has room for twice as many; when it is full, the last ones move to its front.
+    The buffer has room for twice as many; when it is full, the last ones move to its front, of which position ``first``
+    is then the foremost.
     """
 
     def __init__(self, batch_size: int, heads: int, head_dim: int, keep: int, like: Tensor) -> None:
@@ -251,9 +254,8 @@ class Retina(LanguageModel[RetinaState]):
     def __init__(self, config: RetinaConfig) -> None:
         super().__init__(config)
         self.turns = config.turns
-        self.head_dim = config.width_of_head
-        each = (RetinaAttention(config, windows) for windows in cycle(self.turns))
-        self.layers = TypedList(ResidualLayer(config, next(each), config.layers) for _ in range(config.layers))
+        turns = islice(cycle(self.turns), config.layers)
+        self.layers = TypedList(ResidualLayer(config, RetinaAttention(config, own), config.layers) for own in turns)
         self.norm = config.last_norm()
         self.reset_parameters()
 
@@ -276,9 +278,9 @@ class Retina(LanguageModel[RetinaState]):
         return self.norm(x_BTD)
 
     def rotations(self, start: int, x_BTD: Tensor) -> dict[int, Tensor | None]:
-        """``rotation_after`` of the blocks that T tokens after ``start`` others complete, by factor."""
-        of_scale, factors = self.config.rotation_after, {scale.factor for turn in self.turns for scale in turn}
-        return {factor: of_scale(start, x_BTD.size(1), x_BTD, factor, self.head_dim) for factor in factors}
+        """By factor k, ``rotation_after`` of the blocks that the T tokens of x complete, after ``start`` others."""
+        factors = {scale.factor for turn in self.turns for scale in turn}
+        return {factor: self.config.rotation_after(start, x_BTD.size(1), x_BTD, factor) for factor in factors}
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
         """By scale k, the keys and values of its heads in the last layer, (B, T // k, 2 * K * H)."""
@@ -289,7 +291,7 @@ class Retina(LanguageModel[RetinaState]):
             x_BTD = layer(x_BTD, None, rotations)
         # Before norms and rotation; queries of all heads come first.
         fine, coarse = last.attention.project(x_BTD)
-        return dict(zip(last.attention.heads, [fine[..., last.attention.out.in_features :], *coarse]))
+        return dict(zip(last.attention.key_heads_of, [fine[..., last.attention.out.in_features :], *coarse]))
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> RetinaState:
         self.check_batch_size(batch_size)

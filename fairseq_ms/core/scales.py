@@ -45,11 +45,14 @@ class Scale:
 
     @property
     def bounds(self) -> tuple[int, int, int]:
-        """The bounds of ``ops.attention.visible``: tokens of a block, nearest and end."""
+        """For ``ops.attention.visible``: tokens of a block, nearest, and end, 2**62 if open.
+
+        A block is finished at its last token, k - 1 after its first.
+        """
         return self.factor, max(self.near, self.factor - 1), 2**62 if self.far is None else self.far
 
     def most_blocks(self, length: int) -> int:
-        """The most blocks between a query and ``far`` in a text of so many tokens."""
+        """Blocks that a KV cache holds: all of so many tokens in an open window, all up to ``far`` in a closed one."""
         return -(-length // self.factor) if self.far is None else self.far // self.factor
 
 
@@ -115,6 +118,8 @@ def _windows(scales: list[Scale], heads: int) -> list[Scale]:
         check_window(scale, "scales")
         if scale.layers:
             raise ValueError(f"Scale.layers must be left out, since all layers have all windows: got {scale.layers}")
+    # Finer ones first. A finer window may not begin where a coarser one ends: a block counts by its first token, so
+    # up to k - 1 tokens there would be in none.
     reached = 0
     for scale in sorted(scales, key=attrgetter("factor", "near")):
         if scale.near > reached:

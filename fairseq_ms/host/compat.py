@@ -18,6 +18,8 @@ from fairseq_ms.host import uncompiled
 MIN_TORCH = (2, 6)
 # Messages that nobody who uses this package can act on: category, and beginning as a regular expression.
 _KNOWN: tuple[tuple[type[Warning], str], ...] = (
+    # fairseq compiles functions when it is imported; torch 2.14 says more loudly than before that this will go.
+    (FutureWarning, r"`torch\.jit\.script` is deprecated"),
     # fairseq builds its configuration through hydra's 1.0 interface in every command.
     (UserWarning, r"hydra\.experimental\.(initialize|compose)\(\) is no longer experimental"),
     (UserWarning, r"\s*The version_base parameter is not specified"),

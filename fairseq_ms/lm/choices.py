@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_ms.core.config import POSITIONS, RESIDUAL_STARTS
+from fairseq_ms.core.config import DOWNSAMPLERS, POSITIONS, RESIDUAL_STARTS
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS
-from fairseq_ms.core.pooling import DOWNSAMPLERS
 
 Activation: TypeAlias = ChoiceEnum(list(ACTIVATIONS))
 ChunkEncoder: TypeAlias = ChoiceEnum(["mlp", "lstm"])

@@ -76,7 +76,7 @@ def test_a_compiled_model_has_the_losses_and_gradients_of_one_that_is_not(
     """In whole graphs, and no further one for a length that has been before, whatever the tokens; windows by flash
     kernels, too, for which their twins stand in."""
     if flash:
-        monkeypatch.setattr(window_attention, "precision", lambda x, head_dim: x.dtype)
+        monkeypatch.setattr(window_attention, "precision", lambda x: x.dtype)
         monkeypatch.setattr(flash_windows, "_forward", flash_kernels.forward)
         monkeypatch.setattr(flash_windows, "_backward", flash_kernels.backward)
     model = build(name, **{**SMALL.get(name, {}), **changes}).double().train()

@@ -124,7 +124,7 @@ def test_a_text_that_is_too_long_is_refused_by_naming_what_has_no_limit(name: st
     model = build(name)
     if model.max_length() is None:
         return
-    with pytest.raises(ValueError, match='positions="rotary" has no limit: got'):
+    with pytest.raises(ValueError, match=r'\(positions="rotary" has no limit\): got'):
         model(tokens)
     assert build(name, positions="rotary").max_length() is None
 
@@ -403,6 +403,20 @@ def test_a_state_of_another_model_or_batch_size_is_refused(name: str) -> None:
 def test_a_configuration_survives_json(name: str) -> None:
     config = build(name).config
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_lists_within_a_configuration_are_tuples() -> None:
+    turns = [[core.Scale(1)], [core.Scale(1, far=8)]]
+    config = core.RetinaConfig(vocab_size=11, layers=2, scales=turns)  # type: ignore[arg-type]
+    assert hash(config) == hash(core.RetinaConfig.from_dict(config.to_dict()))
+    assert config == core.RetinaConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+
+
+def test_a_bias_of_a_projection_to_some_symbols_is_in_the_loss() -> None:
+    model, tokens = build("Vanilla", unpredicted=(0,), tie_embeddings=False), torch.randint(1, 11, (2, 9))
+    model.project.project = torch.nn.Linear(24, 11)  # type: ignore[union-attr]
+    logits = model(tokens)[0].flatten(0, 1)
+    torch.testing.assert_close(model.loss(tokens, tokens), F.cross_entropy(logits, tokens.flatten()))
 
 
 @pytest.mark.slow

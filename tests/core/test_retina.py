@@ -34,12 +34,12 @@ def random_windows(rng: random.Random) -> list[core.Scale]:
 
 def dense(layer: RetinaAttention, x: Tensor) -> Tensor:
     """What ``RetinaAttention`` computes, with T x C tables of scores."""
-    dim, results, taken = x.size(-1), [], dict.fromkeys(layer.heads, 0)
+    dim, results, taken = x.size(-1), [], dict.fromkeys(layer.key_heads_of, 0)
     x = layer.norm(x) if layer.norm is not None else x
     fine = layer.fine(x)
     queries = fine[..., :dim].split([scale.heads * layer.head_dim for scale in layer.scales], dim=-1)
     for scale, q_BTD in zip(layer.scales, queries):
-        pair, level = fine[..., dim:], list(layer.heads).index(scale.factor)
+        pair, level = fine[..., dim:], list(layer.key_heads_of).index(scale.factor)
         if level:
             whole = x.size(1) - x.size(1) % scale.factor
             pair = layer.coarse[level - 1](layer.pools[level - 1](x[:, :whole]))

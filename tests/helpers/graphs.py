@@ -88,7 +88,7 @@ class Device:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Steps are captured and replayed: on the GPU under test, or as recorded operations without one."""
     device = Device()
-    if torch.get_default_device().type != "cuda":
+    if torch.empty(0).device.type != "cuda":
         monkeypatch.setattr("fairseq_ms.core.steps.replay.has_graphs", lambda device: True)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
         monkeypatch.setattr(torch.cuda, "graph", device.capture)

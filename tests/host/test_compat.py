@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +165,14 @@ def test_registering_prints_nothing_and_leaves_logging_as_it_was():
         program += "import fairseq_ms; fairseq_ms.register(); print((root.handlers, root.level) == before)"
         done = run_cli("python", "-c", program)
         assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_what_newer_torch_says_of_fairseq_is_not_shown_to_its_users() -> None:
+    """torch 2.14 warns in every command in which fairseq is imported; what others warn of is shown."""
+    of_torch = "`torch.jit.script` is deprecated. Please switch to `torch.compile` or `torch.export`."
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        compat.silence_known_warnings()
+        for message in (of_torch, "another"):
+            warnings.warn(message, FutureWarning, stacklevel=1)
+    assert [str(warning.message) for warning in shown] == ["another"]

@@ -17,8 +17,8 @@ _QUERY_CHUNK = 64
 
 def attend(
     q_BNTH: Tensor,
-    k_BNSH: Tensor,
-    v_BNSH: Tensor,
+    k_BKSH: Tensor,
+    v_BKSH: Tensor,
     bias: Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
@@ -36,24 +36,24 @@ def attend(
     """
     assert not (causal and bias is not None)
     sinks = sinks_N.unsqueeze(1) if sinks_N is not None and sinks_N.dim() == 1 else sinks_N
-    queries, keys = q_BNTH.size(2), k_BNSH.size(2)
+    queries, keys = q_BNTH.size(2), k_BKSH.size(2)
     if queries == 1 and not dropout:
         # The query heads of a group become queries of their key head, so that no cache is repeated.
-        shared = k_BNSH.size(1), q_BNTH.size(1) // k_BNSH.size(1)
+        shared = k_BKSH.size(1), q_BNTH.size(1) // k_BKSH.size(1)
         q_BKGH = q_BNTH.unflatten(1, shared).squeeze(3)
         if sinks is None:
-            y_BKGH = F.scaled_dot_product_attention(q_BKGH, k_BNSH, v_BNSH, attn_mask=bias)
+            y_BKGH = F.scaled_dot_product_attention(q_BKGH, k_BKSH, v_BKSH, attn_mask=bias)
         else:
             sinks_KG = sinks.unflatten(-2, shared).squeeze(-1)
-            y_BKGH = _weighted_sum(q_BKGH, k_BNSH, v_BNSH, bias, False, 0.0, sinks_KG)
+            y_BKGH = _weighted_sum(q_BKGH, k_BKSH, v_BKSH, bias, False, 0.0, sinks_KG)
         return y_BKGH.flatten(1, 2).unsqueeze(2)
     if dropout > 0.0 and recompute and q_BNTH.device.type == "cpu" and saves():
-        return _attend_in_chunks(q_BNTH, k_BNSH, v_BNSH, bias, causal, dropout, sinks)
+        return _attend_in_chunks(q_BNTH, k_BKSH, v_BKSH, bias, causal, dropout, sinks)
     if sinks is not None:
-        return _attend_with_sinks(q_BNTH, k_BNSH, v_BNSH, bias, causal, dropout, sinks)
+        return _attend_with_sinks(q_BNTH, k_BKSH, v_BKSH, bias, causal, dropout, sinks)
     if causal and queries != keys:
-        causal, bias = False, _causal_mask(q_BNTH, k_BNSH)
-    return _fused(q_BNTH, k_BNSH, v_BNSH, bias, dropout, causal)
+        causal, bias = False, _causal_mask(q_BNTH, k_BKSH)
+    return _fused(q_BNTH, k_BKSH, v_BKSH, bias, dropout, causal)
 
 
 def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.recompute import refuse_second_derivatives
+from fairseq_ms.core.ops.recompute import autocast_dtype, refuse_second_derivatives
 
 
 def _kernel(name: str) -> Callable[..., Any] | None:
@@ -28,11 +28,11 @@ def _kernel(name: str) -> Callable[..., Any] | None:
 _forward, _backward = _kernel("_flash_attention_forward"), _kernel("_flash_attention_backward")
 
 
-def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
-    """The type in which the kernels would compute on the device of x, or None where they do not run."""
-    if not x.is_cuda or torch.version.hip is not None or head_dim > 192:
+def precision(x: Tensor) -> torch.dtype | None:
+    """The type in which the kernels would compute for queries x (..., H), or None where they do not run."""
+    if not x.is_cuda or torch.version.hip is not None or x.size(-1) > 192 or x.dtype == torch.float64:
         return None
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    dtype = autocast_dtype(x.device) or x.dtype
     return dtype if dtype in (torch.float16, torch.bfloat16) and _serves(x.device, dtype) else None
 
 
@@ -115,8 +115,8 @@ def _heads(wide: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def flash_attention(
     q_BRGH: Tensor,
-    k_BRNH: Tensor,
-    v_BRNH: Tensor,
+    k_BRKH: Tensor,
+    v_BRKH: Tensor,
     width: int | None,
     dropout: float,
     sinks_N: Tensor | None,
@@ -124,11 +124,11 @@ def flash_attention(
 ) -> Tensor:
     """Causal attention of row r to rows r - width + 1 .. r, or to all up to r if width is None: (B, R, G, H).
 
-    G / N consecutive queries share a key head. ``sinks`` are as in ``attention.attend``.
+    G / K consecutive queries share a key head. ``sinks`` are as in ``attention.attend``.
     """
     scale, more = 1.0 / math.sqrt(q_BRGH.size(-1)), -q_BRGH.size(-1) % 8
     # The kernels want contiguous channels, a multiple of eight.
-    own = (F.pad(x.to(dtype), (0, more)) if more else x.to(dtype) for x in (q_BRGH, k_BRNH, v_BRNH))
+    own = (F.pad(x.to(dtype), (0, more)) if more else x.to(dtype) for x in (q_BRGH, k_BRKH, v_BRKH))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in own)
     # Both ends are inclusive.
     window = {} if width is None else {"window_size_left": width - 1, "window_size_right": 0}

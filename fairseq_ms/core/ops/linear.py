@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from fairseq_ms.core.ops.recompute import autocasted, draw_seed, drop, feed, plain, remade, saves
 
 Norm = nn.LayerNorm | nn.RMSNorm
-NORM_KINDS = (nn.LayerNorm, nn.RMSNorm)
 # Called with a width and an epsilon.
 NORMS: dict[str, Callable[[int, float], Norm]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
@@ -190,7 +189,7 @@ def norm_heads(
     With ``recompute``, only x is kept for backward.
 
     Args:
-        norms: norms and the numbers of heads that they normalise, in order
+        norms: norms of one epsilon, and the numbers of heads that they normalise, in order
         factors_N: factors of the first N heads, after the norm
     """
     if all(plain(norm, nn.RMSNorm) for norm, _ in norms):
@@ -229,7 +228,7 @@ def norm_linear(
         return linear(x), x
     # A convolution after ``before`` changes it, and may run only once.
     again = recompute and (conv is None or before is None)
-    if not (again and saves() and plain(norm, *NORM_KINDS) and plain(conv, ShortConv)):
+    if not (again and saves() and plain(norm, nn.LayerNorm, nn.RMSNorm) and plain(conv, ShortConv)):
         normed = x if norm is None else norm(x)
         normed = autocasted(normed if conv is None else conv(normed, before))
         return linear(normed), normed

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_ms.core.ops.linear import SomeSymbols, TiedOutput
 from fairseq_ms.core.ops.recompute import autocast_to, plain, refuse_second_derivatives
 
-# Logits in memory at a time, and the most rows of them.
+# Logits in memory at a time (32 MB in float32 on a CPU, 256 MB in half precision on a GPU), and the most rows of them.
 _LOGITS_ON_A_CPU, _LOGITS, _ROWS = 2**23, 2**27, 4096
 # In half precision, the softmax in float32 is of one of so many parts of them at a time.
 _PARTS = 8
@@ -70,7 +70,9 @@ def matrix_of(project: nn.Module, device: torch.device | None = None) -> tuple[T
     never: tuple[int, ...] = ()
     if plain(project, SomeSymbols):
         inner, never = inner.project, inner.never
-    if not plain(inner, nn.Linear, TiedOutput):
+    # A bias inside is out of the caller's sight.
+    biased = inner is not project and getattr(inner, "bias", None) is not None
+    if biased or not plain(inner, nn.Linear, TiedOutput):
         return None
     return (inner.matrix(device) if isinstance(inner, TiedOutput) else inner.weight), never
 

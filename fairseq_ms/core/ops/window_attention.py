@@ -17,8 +17,6 @@ attention over rows, and for a closed one, some rows at a time attend to a slice
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,7 +26,7 @@ from fairseq_ms.core.ops.flash_windows import flash_attention, precision
 from fairseq_ms.core.ops.recompute import check_probability, checkpointed, keep_in_graph, saves
 from fairseq_ms.core.scales import Scale, check_window
 
-# Queries that share a slice of keys, for wide windows and for narrow ones.
+# At least so many queries share a slice of keys, the latter in windows of at most as many tokens.
 _QUERY_BLOCK, _NARROW_BLOCK = 64, 32
 
 
@@ -68,11 +66,11 @@ def attend_blocks(
     q_BNTH: Tensor,
     k_BKCH: Tensor,
     v_BKCH: Tensor,
-    start: int = 0,
-    oldest: int = 0,
     dropout: float = 0.0,
     recompute: bool = False,
     sinks_N: Tensor | None = None,
+    start: int = 0,
+    oldest: int = 0,
 ) -> Tensor:
     """Attention of queries at positions from ``start`` on to blocks from number ``oldest`` on, (B, N, T, H).
 
@@ -97,8 +95,8 @@ def attend_blocks(
 def attend_window(
     scale: Scale,
     q_BNTH: Tensor,
-    k_BNCH: Tensor,
-    v_BNCH: Tensor,
+    k_BKCH: Tensor,
+    v_BKCH: Tensor,
     dropout: float = 0.0,
     recompute: bool = True,
     sinks_N: Tensor | None = None,
@@ -112,25 +110,25 @@ def attend_window(
     With ``recompute``, only queries, keys and values are kept for backward, unless a window over tokens sees them all.
     """
     if start:
-        y_BNTH = attend_blocks(scale.bounds, q_BNTH, k_BNCH, v_BNCH, start, oldest, dropout, recompute, sinks_N)
+        y_BNTH = attend_blocks(scale.bounds, q_BNTH, k_BKCH, v_BKCH, dropout, recompute, sinks_N, start, oldest)
         return y_BNTH.transpose(1, 2)
     length, near, factor = q_BNTH.size(2), scale.near, scale.factor
-    # Not ``max``, with which compilers take far longer where T is symbolic, as with quotients below 0.
+    # Not ``max``, nor below a quotient under 0, with which compilers take far longer where T is symbolic.
     queries = length - near if length > near else 0
     if not queries:
         # Zeros that still lead back to all parameters: distributed training waits for every gradient.
-        inputs = [q_BNTH, k_BNCH, v_BNCH, *([] if sinks_N is None else [sinks_N])]
+        inputs = [q_BNTH, k_BKCH, v_BKCH, *([] if sinks_N is None else [sinks_N])]
         return keep_in_graph(torch.zeros_like(q_BNTH), inputs).transpose(1, 2)
     rows = (queries + factor - 1) // factor
-    seen = q_BNTH[:, :, near:], k_BNCH[:, :, :rows], v_BNCH[:, :, :rows]
-    flash = precision(q_BNTH, q_BNTH.size(-1))
+    seen = q_BNTH[:, :, near:], k_BKCH[:, :, :rows], v_BKCH[:, :, :rows]
+    flash = precision(q_BNTH)
     width = None if scale.far is None else (scale.far - near) // factor
+    # Causal attention to everything is left to torch, which chooses a kernel.
     if flash is not None and not (factor == 1 and width is None and sinks_N is None):
         y_BTNH = _by_flash(*seen, factor, width, dropout, sinks_N, flash)
     else:
         again = recompute and saves() and not (factor == 1 and (width is None or width >= rows))
-        options: Any = factor, width, dropout, recompute, sinks_N
-        y_BTNH = checkpointed(_by_rows, *seen, *options) if again else _by_rows(*seen, *options)
+        y_BTNH = checkpointed(_by_rows, *seen, factor, width, dropout, recompute, sinks_N, enabled=again)
     return F.pad(y_BTNH, (0, 0, 0, 0, near, 0)) if near else y_BTNH
 
 
@@ -171,7 +169,7 @@ def _by_rows(
         return _join_rows(y_BGRH.transpose(1, 2).unflatten(2, (heads, factor)), q.size(2))
     least = _NARROW_BLOCK if width * factor <= _NARROW_BLOCK else _QUERY_BLOCK
     # At most five times as many keys are copied as there are.
-    step = max(-(-least // factor), width // 4)
+    step = max(-(-least // factor), -(-width // 4))
     blocks, span = (rows + step - 1) // step, step + width - 1
     # A key head has G = N / K * k queries a row; (B * K, blocks) takes the place of batch and heads:
     # (B, R, N, k, H) -> (B, blocks, step, K, G, H) -> (B * K, blocks, step * G, H)

@@ -28,7 +28,7 @@ def random_window(rng: random.Random) -> tuple[int, int, int | None]:
 
 def use_twins_of_flash_kernels(monkeypatch) -> None:
     """As if they served here, in the type of the queries."""
-    monkeypatch.setattr(window_attention, "precision", lambda x, head_dim: x.dtype)
+    monkeypatch.setattr(window_attention, "precision", lambda x: x.dtype)
     monkeypatch.setattr(flash_windows, "_forward", flash_kernels.forward)
     monkeypatch.setattr(flash_windows, "_backward", flash_kernels.backward)
 
@@ -91,7 +91,7 @@ def test_dropout_has_the_same_mask_forward_and_backward(seed: int) -> None:
 def test_half_precision_is_near_the_twin_in_double(window: tuple[int, int, int | None], dtype: torch.dtype) -> None:
     """By flash kernels with ``--device cuda``, by blocks of queries on a CPU."""
     inputs = heads(150, window[0], 16, dtype)
-    assert (flash_windows.precision(inputs[0], 16) is not None) == inputs[0].is_cuda
+    assert (flash_windows.precision(inputs[0]) is not None) == inputs[0].is_cuda
     precise = [x.detach().double().requires_grad_() for x in inputs]
     (q, k, v), (q_64, k_64, v_64) = inputs, precise
     found, expected = attention(q, k, v, *window), naive.window_attention(q_64, k_64, v_64, *window)
@@ -107,7 +107,7 @@ def test_this_torch_has_the_flash_kernels_that_are_called(with_sinks: bool, monk
     """With their own shapes and gradients, on a device that computes nothing."""
     q, k, v = (x.detach().to("meta", torch.bfloat16).requires_grad_() for x in heads(70, 4, 12))
     sinks = torch.zeros(3, device="meta", requires_grad=True) if with_sinks else None
-    monkeypatch.setattr(window_attention, "precision", lambda x, head_dim: x.dtype)
+    monkeypatch.setattr(window_attention, "precision", lambda x: x.dtype)
     window_attention.attend_window(Scale(4, near=8, far=24), q, k, v, 0.1, sinks_N=sinks).sum().backward()
     assert all(x.grad is not None for x in (q, k, v, *([sinks] if sinks is not None else [])))
     assert flash_windows._kernel("not_there") is None

@@ -16,8 +16,8 @@ The name of a tensor ends in its shape: ``x_BTD`` is (B, T, D). In all of ``core
     E width of encodings  U hidden units      G gates, 4 U              J queries that share a slice of keys
     Q tokens in one list  K targets of each   R some rows, of several   Z rows of a result, padding among them
 
-Where they differ from query heads, heads of keys and values are K, and the query heads (or queries of a row) of each are
-G; before a short convolution, positions are N. X is any number or shape; (2, T, F) has two rows, cosines and sines.
+In attention, K are heads of keys and values, and G the query heads, or queries of a row, that share one. In a short
+convolution, N are the positions before. X is any number or shape; (2, T, F) has two rows, cosines and sines.
 """
 
 from fairseq_ms.core import steps  # noqa: F401 (the models' loop over tokens)

@@ -9,6 +9,7 @@ import torch
 from fairseq_ms.core.ops import flash_windows
 from tests.core.ops import flash_kernels, naive
 from tests.core.test_model import ADAPTIVE, NAMES, build
+from tests.helpers.torch_versions import not_oldest
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
 PARTS: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": "scaled", "short_conv": 2, "sinks": True}
@@ -37,6 +38,7 @@ def on_cpu(name: str, changes: dict[str, Any]) -> Any:
 
 
 @pytest.mark.cpu
+@not_oldest
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_models_make_nothing_on_the_default_device(name: str, changes: dict[str, Any], elsewhere: None) -> None:
     model, tokens = on_cpu(name, changes)

@@ -11,6 +11,7 @@ from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.core.ops import naive
 from tests.helpers.gradients import assert_same_with_gradients
+from tests.helpers.torch_versions import not_oldest
 
 either = pytest.mark.parametrize("sinks", [False, True])
 
@@ -91,6 +92,7 @@ def test_heads_of_keys_are_repeated_where_no_kernel_shares_them(monkeypatch) -> 
 
 
 @pytest.mark.cpu
+@not_oldest
 def test_this_torch_shares_heads_of_keys_on_a_cpu() -> None:
     """Else it would keep all scores, or copies of keys."""
     q, k, v = tensors(200, 200, 1)

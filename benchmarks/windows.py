@@ -348,13 +348,26 @@ def page(tables: Sequence[tuple[Mapping[str, Any], Mapping[str, Record]]], figur
         "whole rows of the validation text, *late* over their second halves, *a tenth* at the end of the best search. "
         "*Keys* are what a head of queries remembers, on average, at the end of a row and after 8,192 tokens; "
         "parameters leave out embeddings. Windows of one softmax (+) are of a prototype with dense masks, whose costs "
-        "stand in brackets. Seconds are of a processor that others used, too, and compare roughly."
+        "stand in brackets. Seconds are of processors that others used, too: they compare roughly, and not between "
+        "makers."
     )
     lines = ["# Windows at equal cache", "", *wrapped(about), "", f"![Losses of the best arms]({figure})"]
-    for machine, records in tables:
+    for machine, records in joined(tables):
         for corpus in dict.fromkeys(key.partition(" | ")[0] for key in records):
             lines += _table(machine, records, corpus)
     return "\n".join(lines) + "\n"
+
+
+def joined(
+    tables: Sequence[tuple[Mapping[str, Any], Mapping[str, Record]]],
+) -> list[tuple[Mapping[str, Any], Mapping[str, Record]]]:
+    """The records of all tables of one size, training included, as one table, of all their machines."""
+    found: dict[tuple[Any, ...], tuple[Mapping[str, Any], Mapping[str, Record]]] = {}
+    for machine, records in tables:
+        first, known = found.get(size := tuple(machine["size"]), (machine, {}))
+        devices = dict.fromkeys([*first["device"].split(" and "), machine["device"]])
+        found[size] = {**first, "device": " and ".join(devices)}, {**known, **records}
+    return [*found.values()]
 
 
 def _table(machine: Mapping[str, Any], records: Mapping[str, Record], corpus: str) -> list[str]:
@@ -457,7 +470,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.report:
         tables = [recorded(folder) for folder in (args.out, *args.also)]
         write_text(args.report, page(tables, f"{Path(args.report).stem}.png"))
-        write_png(str(Path(args.report).with_suffix(".png")), lambda figure: draw(tables[0][1], figure), width=11.0)
+        write_png(
+            str(Path(args.report).with_suffix(".png")), lambda figure: draw(joined(tables)[0][1], figure), width=11.0
+        )
     if over:
         print("the time is over: the same command goes on from here", file=sys.stderr)
     return 3 if over else 0

@@ -173,8 +173,18 @@ def test_the_page_says_what_has_run_and_what_has_not(prepared: Path, tmp_path: P
 
 def test_the_page_in_docs_is_that_of_its_records() -> None:
     papers = Path(__file__).parents[2] / "docs" / "papers"
-    tables = [recorded(papers / name) for name in ("windows_longer", "windows")]
+    tables = [recorded(papers / name) for name in ("windows_longer", "windows_controls", "windows")]
     assert (papers / "windows.md").read_text() == page(tables, "windows.png")
+
+
+def test_records_of_several_machines_are_in_one_table() -> None:
+    papers = Path(__file__).parents[2] / "docs" / "papers"
+    machine, records = recorded(papers / "windows_longer")
+    half = len(records) // 2
+    parts = [dict([*records.items()][:half]), dict([*records.items()][half:])]
+    text = page([(machine, parts[0]), ({**machine, "device": "Another"}, parts[1])], "windows.png")
+    whole = page([(machine, records)], "windows.png")
+    assert text == whole.replace(f"hours on {machine['device']}", f"hours on {machine['device']} and Another")
 
 
 def test_a_folder_that_prepare_has_not_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -157,20 +157,8 @@ def show_shipped() -> None:
     if not (exported.SHIPPED / "config.json").is_file():
         return
     print("The model that comes with the package, before anything is trained:\n", flush=True)
-    sample = [
-        "-m",
-        "fairseq_ms",
-        "sample",
-        "--prompt",
-        "def read_",
-        "--max-len-b",
-        "120",
-        "--temperature",
-        "1",
-        "--seed",
-        "1",
-        "--cpu",
-    ]
+    options = ["--max-len-b", "120", "--temperature", "1", "--seed", "1", "--cpu"]
+    sample = ["-m", "fairseq_ms", "sample", "--prompt", "def read_", *options]
     for program in (sample, [str(ROOT / "user_dir_examples" / "shipped" / "complete.py")]):
         subprocess.run([sys.executable, *program], check=True)
         print(flush=True)

@@ -362,12 +362,14 @@ def joined(
     tables: Sequence[tuple[Mapping[str, Any], Mapping[str, Record]]],
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Record]]]:
     """The records of all tables of one size, training included, as one table, of all their machines."""
-    found: dict[tuple[Any, ...], tuple[Mapping[str, Any], Mapping[str, Record]]] = {}
+    by_size: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], Mapping[str, Record]]]] = {}
     for machine, records in tables:
-        first, known = found.get(size := tuple(machine["size"]), (machine, {}))
-        devices = dict.fromkeys([*first["device"].split(" and "), machine["device"]])
-        found[size] = {**first, "device": " and ".join(devices)}, {**known, **records}
-    return [*found.values()]
+        by_size.setdefault(tuple(machine["size"]), []).append((machine, records))
+    found = []
+    for parts in by_size.values():
+        every = {of: " and ".join(dict.fromkeys(machine[of] for machine, _ in parts)) for of in ("device", "torch")}
+        found.append(({**parts[0][0], **every}, {key: line for _, records in parts for key, line in records.items()}))
+    return found
 
 
 def _table(machine: Mapping[str, Any], records: Mapping[str, Record], corpus: str) -> list[str]:
@@ -470,9 +472,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.report:
         tables = [recorded(folder) for folder in (args.out, *args.also)]
         write_text(args.report, page(tables, f"{Path(args.report).stem}.png"))
-        write_png(
-            str(Path(args.report).with_suffix(".png")), lambda figure: draw(joined(tables)[0][1], figure), width=11.0
-        )
+        (_, records), *_ = joined(tables)
+        write_png(str(Path(args.report).with_suffix(".png")), lambda figure: draw(records, figure), width=11.0)
     if over:
         print("the time is over: the same command goes on from here", file=sys.stderr)
     return 3 if over else 0

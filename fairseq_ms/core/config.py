@@ -94,6 +94,7 @@ class LayerConfig:
                 raise ValueError(f"{field.name} must be at least {least}: got {value}")
         words: dict[str, Collection[Any]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
         words |= {"init_residual": RESIDUAL_STARTS, "qk_norm": QK_NORMS, "downsampler": DOWNSAMPLERS}
+        # Not every model pools.
         for name, known in words.items():
             if hasattr(self, name) and getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, known))}: got {getattr(self, name)}")

@@ -360,7 +360,7 @@ def page(tables: Sequence[tuple[Mapping[str, Any], Mapping[str, Record]]], figur
 
 def joined(
     tables: Sequence[tuple[Mapping[str, Any], Mapping[str, Record]]],
-) -> list[tuple[Mapping[str, Any], Mapping[str, Record]]]:
+) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Record]]]:
     """The records of all tables of one size, training included, as one table, of all their machines."""
     by_size: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], Mapping[str, Record]]]] = {}
     for machine, records in tables:
@@ -472,7 +472,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.report:
         tables = [recorded(folder) for folder in (args.out, *args.also)]
         write_text(args.report, page(tables, f"{Path(args.report).stem}.png"))
-        (_, records), *_ = joined(tables)
+        _, records = joined(tables)[0]
         write_png(str(Path(args.report).with_suffix(".png")), lambda figure: draw(records, figure), width=11.0)
     if over:
         print("the time is over: the same command goes on from here", file=sys.stderr)

@@ -1,16 +1,17 @@
 """How many pairs a model recalls by the size of its cache: multi-query associative recall, in minutes a point.
 
-    python -m benchmarks.associative --out FOLDER [--only MODEL...] [--minutes N] [--report PAGE]
+    python -m benchmarks.associative --out FOLDER [--only MODEL...] [--seeds N] [--minutes N] [--report PAGE]
 
 After Zoology (Arora et al. 2023, arXiv:2312.04927): a row begins with pairs of a key and its value; later, among random
 tokens, every key comes once more, at gaps drawn from a power law, and the model has to predict its value. Smaller here:
-16 pairs and 128 tokens where the paper goes to 64 and 512, 512 symbols for 8,192, two layers of 128, and one learning
-rate. A point that is done is one line of FOLDER/records.jsonl; the same command goes on with the others.
+16 pairs and 128 tokens where the paper goes to 64 and 512, 256 symbols for 8,192, 32,000 rows, two layers of 64, and
+Muon at one rate. A point that is done is one line of FOLDER/records.jsonl; the same command goes on with the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +26,25 @@ from benchmarks.device import facts
 from benchmarks.records import Records
 from benchmarks.report import table_of, wrapped
 from benchmarks.table import NUMBERS, Options, Record
-from benchmarks.windows import keys_a_head, parse
-from fairseq_ms.core import Retina, RetinaConfig, Scale, TransformerQL, TransformerQLConfig, Vanilla, VanillaConfig
+from benchmarks.windows import OF_ADAMW, PARTS, keys_a_head, parse
+from fairseq_ms.core import (
+    Retina,
+    RetinaConfig,
+    Scale,
+    TransformerQL,
+    TransformerQLConfig,
+    Vanilla,
+    VanillaConfig,
+    muon_and_adamw,
+)
 from fairseq_ms.tools.report import check_outputs, plot_panel, write_png, write_text
 
 # Exponent of the gaps' power law, as in the paper.
 POWER = 0.01
+# One of so many keys of full attention, or nearly so.
+SHARES = (8, 4, 2)
+# Of Muon, and the share of updates in which it rises.
+RATE, WARMUP = 0.02, 0.05
 Model = Vanilla | Retina | TransformerQL
 
 
@@ -39,11 +53,11 @@ class Size(NamedTuple):
 
     pairs: int = 16
     length: int = 128
-    symbols: int = 512
+    symbols: int = 256
     rows: int = 32
-    updates: int = 2000
+    updates: int = 1000
     tested: int = 1024
-    dim: int = 128
+    dim: int = 64
 
 
 QUICK = Size(pairs=2, length=32, symbols=40, rows=4, updates=3, tested=8, dim=16)
@@ -57,18 +71,20 @@ class Point(NamedTuple):
     keys: float
     build: Callable[[], Model]
 
-    @property
-    def key(self) -> str:
-        return f"{self.model} | {self.keys:g}"
+    def key(self, seed: int) -> str:
+        """Of its line in the records."""
+        return f"{self.model} | {self.keys:g} | seed {seed}"
 
 
 def points(size: Size) -> list[Point]:
-    """Every kind of model at an eighth, a quarter and half of the keys of full attention."""
+    """Every kind of model at an eighth, a quarter and half of the keys of full attention; all but Transformer-QL have
+    the short convolution, without which full attention comes, too."""
     shared: dict[str, Any] = {
         "vocab_size": size.symbols, "dim": size.dim, "ffn_dim": 2 * size.dim, "heads": HEADS, "dropout": 0.0,
         "attention_dropout": 0.0,
     }  # fmt: skip
-    rotary = {**shared, "layers": 2, "positions": "rotary"}
+    bare = {**shared, "layers": 2, "positions": "rotary"}
+    rotary = {**bare, **PARTS}
 
     def windows(name: str, text: str) -> Point:
         turns = parse(text, HEADS)
@@ -85,8 +101,13 @@ def points(size: Size) -> list[Point]:
         build = lambda: TransformerQL(TransformerQLConfig(scales=scales, **sizes, **shared))  # noqa: E731
         return Point("Transformer-QL", float(window), build)
 
-    found = [Point("full", float(size.length), lambda: Vanilla(VanillaConfig(**rotary)))]
-    for part in (8, 4, 2):
+    found = [
+        Point("full", float(size.length), lambda: Vanilla(VanillaConfig(**rotary))),
+        Point(
+            "full, no convolution", float(size.length), lambda: Vanilla(VanillaConfig(**{**rotary, "short_conv": 0}))
+        ),
+    ]
+    for part in SHARES:
         window = size.length // part
         small = min(4, window // 2)
         grouped = {"kv_heads": HEADS // part, **rotary}
@@ -127,12 +148,12 @@ def train(point: Point, size: Size, seed: int) -> dict[str, float]:
     """Accuracy on rows that it has not seen, and seconds an update."""
     torch.manual_seed(seed)
     rng, model, began = np.random.default_rng(seed), point.build().train(), time.process_time()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    optimizer = muon_and_adamw(model, RATE, OF_ADAMW * RATE)
+    rates = [group["lr"] for group in optimizer.param_groups]
     for step in range(size.updates):
-        for group in optimizer.param_groups:
-            group["lr"] = (
-                1e-3 * min(1.0, 20 * (step + 1) / size.updates) * 0.5 * (1 + math.cos(math.pi * step / size.updates))
-            )
+        warm = min(1.0, (step + 1) / (WARMUP * size.updates))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / size.updates))
         tokens, targets = batch(size, size.rows, rng)
         state: Any = model.new_state(size.rows) if isinstance(model, TransformerQL) else None
         asked = int((targets >= 0).sum())
@@ -161,17 +182,35 @@ def accuracy(model: Model, size: Size, seed: int) -> float:
     return right / asked
 
 
+def accuracies(records: Mapping[str, Record]) -> dict[str, dict[float, list[float]]]:
+    """Of every seed, by model and keys a head."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for key, line in records.items():
+        model, keys, _ = key.split(" | ")
+        found.setdefault(model, {}).setdefault(float(keys), []).append(line[NUMBERS]["accuracy"])
+    return found
+
+
 def page(records: Mapping[str, Record], machine: Mapping[str, Any], figure: str) -> str:
     """The records as Markdown, with the file of their figure."""
-    size = Size(*machine["size"])
+    size, found = Size(*machine["size"]), accuracies(records)
     about = (
-        f"Multi-query associative recall after Zoology (Arora et al. 2023): {size.pairs} pairs in rows of "
-        f"{size.length} tokens, {size.symbols} symbols, {size.updates:,} updates of {size.rows} rows, two layers of "
-        f"{size.dim} with {HEADS} heads, rotary positions; one seed. Keys are what a head remembers at the end of a "
-        f"row. On {machine['device']}, torch {machine['torch']}."
+        f"Multi-query associative recall after Zoology ([Arora et al. 2023](https://arxiv.org/abs/2312.04927)): "
+        f"{size.pairs} pairs of a key and its value, then {size.length - 2 * size.pairs} tokens among which every key "
+        f"comes again and its value has to be predicted; guessing gives {2 / size.symbols:.3f}. Models have two layers "
+        f"of {HEADS} heads, {size.dim} wide, and all but Transformer-QL rotary positions, QK norm and a short "
+        f"convolution; {size.updates:,} updates of {size.rows} rows with Muon at {RATE:g}. *Keys* are what a head of "
+        f"queries remembers at the end of a row, an eighth to all of it; seeds stand side by side. On "
+        f"{machine['device']}, torch {machine['torch']}."
     )
-    rows = [[*key.split(" | "), f"{line[NUMBERS]['accuracy']:.3f}"] for key, line in records.items()]
-    table = table_of(["model", "keys a head", "accuracy"], rows)
+    rows = []
+    for model, own in found.items():
+        cells = [", ".join(f"{x:.2f}" for x in own[keys]) for keys in sorted(own)]
+        empty = [""] * (len(SHARES) + 1 - len(cells))
+        rows.append(
+            [model, ", ".join(f"{keys:g}" for keys in sorted(own)), *(cells + empty if cells[1:] else empty + cells)]
+        )
+    table = table_of(["model", "keys", *(f"1/{part}" for part in SHARES), "all"], rows)
     again = "    python -m benchmarks.associative --out FOLDER --report PAGE.md"
     return "\n".join(
         ["# Recall by cache", "", *wrapped(about), "", again, "", f"![Accuracy]({figure})", "", *table, ""]
@@ -179,12 +218,12 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any], figure: str)
 
 
 def draw(records: Mapping[str, Record], figure: Any) -> None:
-    """Accuracy by keys a head, a line a model."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for key, line in records.items():
-        model, keys = key.split(" | ")
-        lines.setdefault(model, []).append((float(keys), line[NUMBERS]["accuracy"]))
-    plot_panel(figure.subplots(), {name: sorted(own) for name, own in lines.items()}, "keys a head", "accuracy")
+    """Accuracy by keys a head, seeds averaged, a line a model."""
+    lines = {
+        model: [(keys, sum(seeds) / len(seeds)) for keys, seeds in sorted(own.items())]
+        for model, own in accuracies(records).items()
+    }
+    plot_panel(figure.subplots(), lines, "keys a head", "accuracy")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of records.jsonl")
     parser.add_argument("--only", nargs="+", metavar="MODEL", help="kinds of models")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no point after so many")
-    parser.add_argument("--seed", type=int, default=1, help="of weights and data (default: 1)")
+    parser.add_argument("--seeds", type=int, default=1, help="of weights and data (default: 1)")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs")
     parser.add_argument("--report", metavar="PAGE.md", help="write a page of the records, and PAGE.png beside it")
     args = parser.parse_args(arguments)
@@ -203,16 +242,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size, end = QUICK if args.quick else Size(), time.monotonic() + 60.0 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
     found = facts(Options("cpu", args.quick, threads=1))
-    machine = {**{name: found[name] for name in ("device", "torch", "quick")}, "size": list(size), "seed": args.seed}
+    machine = {**{name: found[name] for name in ("device", "torch", "quick")}, "size": list(size)}
     records, over = Records(args.out / "records.jsonl", machine), False
-    for point in points(size):
-        if point.key in records.by_key() or (args.only and point.model not in args.only):
+    for seed, point in itertools.product(range(1, args.seeds + 1), points(size)):
+        if point.key(seed) in records.by_key() or (args.only and point.model not in args.only):
             continue
         if over := time.monotonic() > end:
             break
-        numbers = train(point, size, args.seed)
-        records.append({"key": point.key, NUMBERS: numbers})
-        print(point.key, numbers["accuracy"], flush=True)
+        numbers = train(point, size, seed)
+        records.append({"key": point.key(seed), NUMBERS: numbers})
+        print(point.key(seed), numbers["accuracy"], flush=True)
     if args.report:
         known = records.by_key()
         write_text(args.report, page(known, machine, f"{Path(args.report).stem}.png"))

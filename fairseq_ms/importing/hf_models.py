@@ -120,6 +120,9 @@ def read(folder: Path, windows: str | None) -> Source:
     flags = (_gpt2 if family.names.transposed else _rotary)(config)
     symbols = number("SOURCE's vocab_size", config.get("vocab_size"))
     flags["share_decoder_input_output_embed"] = bool(config["tie_word_embeddings"])
+    if config["tie_word_embeddings"]:
+        # Some files hold the copy.
+        stored.pop("lm_head.weight", None)
     biases = family.biases if isinstance(family.biases, bool) else any(config.get(name) for name in family.biases)
     flags["no_bias"] = not biases
     if windows is not None:
@@ -132,9 +135,10 @@ def read(folder: Path, windows: str | None) -> Source:
         raise UsageError(f"{rule}: got {found} with vocab_size {symbols}")
     files, begin, end, adds_bos = _tokens(folder, config)
     taken = {BOS: begin, EOS: end}
-    # Not twice in a sum: a token that has a symbol of fairseq's is predicted as that alone.
-    never = [*(symbol for number, symbol in enumerate(SPECIAL) if number != EOS or end is None)]
-    never += [] if end is None else [str(end)]
+    # Not twice in a sum: a token that has a symbol of fairseq's is predicted as that alone, the one that begins texts
+    # where fairseq puts it before the targets of a row, too.
+    own = {EOS: end, BOS: begin if adds_bos and begin != end else None}
+    never = [symbol if own.get(place) is None else str(own[place]) for place, symbol in enumerate(SPECIAL)]
     flags["unpredicted_symbols"] = " ".join(never)
     longest = number("SOURCE's longest text", config.get("n_positions") or config.get("max_position_embeddings"))
     task = {"tokens_per_sample": min(longest - adds_bos, _LENGTH), "max_target_positions": longest}
@@ -211,7 +215,9 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> str | None:
-    """The windows that layers take in turns; None where all see everything."""
+    """The windows that layers take in turns; None where all see everything, as in every Llama."""
+    if config["model_type"] == "llama":
+        return None
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     after = 0 if config["model_type"] == "mistral" else config.get("max_window_layers", 0)
     of_all = [_LAYER_TYPES[window is not None and layer >= after] for layer in range(layers)]

@@ -13,6 +13,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_biases": ("Llama", {**SIZES, **WIDE, "attention_bias": True, "mlp_bias": True, "rope_theta": 50.0}),
     "llama_tied": ("Llama", {**SIZES, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": [7, 3]}),
     "llama_bf16": ("Llama", SIZES),
+    # Which transformers does not look at.
+    "llama_window": ("Llama", {**SIZES, "sliding_window": 4}),
     "mistral": ("Mistral", {**SIZES, "sliding_window": 5}),
     "mistral_full": ("Mistral", {**SIZES, "sliding_window": None}),
     "qwen2": ("Qwen2", {**SIZES, "tie_word_embeddings": True}),

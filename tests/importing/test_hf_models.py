@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq_ms import cli, core
 from fairseq_ms.tools import checkpoints
 from tests.helpers import asked
-from tests.importing.cases import CASES, GROUPED, LENGTHS, VERSIONS
+from tests.importing.cases import CASES, GROUPED, LENGTHS, OF_TEXTS, VERSIONS
 
 NAMES = [*CASES, *GROUPED]
 WINDOWS = ("mistral", "mistral_grouped", "qwen2_sliding", "qwen3_types")
@@ -26,14 +26,20 @@ def brought(source: Path, out: Path, *flags: str) -> core.LanguageModel:
 
 
 def symbols_of(folder: Path) -> Tensor:
-    """The symbol of ours for every token: that of the end of a line for a newline, or for the end of a text."""
+    """The symbol of ours for every token: that of the end of a line for a newline, or for the end of a text.
+
+    What a tokenizer begins every text with is <s>.
+    """
     config = json.loads((folder / "config.json").read_text())
     ends = config.get("eos_token_id")
-    end = ends[0] if isinstance(ends, list) else ends
+    end, begin = ends[0] if isinstance(ends, list) else ends, None
     if (folder / "tokenizer.json").is_file():
-        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        vocabulary = tokenizer["model"]["vocab"]
         end = vocabulary.get("<0x0A>", vocabulary.get("\u010a"))
-    return torch.tensor([2 if token == end else 4 + token for token in range(config["vocab_size"])])
+        begin = config["bos_token_id"] if tokenizer["post_processor"] else None
+    own = {begin: 0, end: 2}
+    return torch.tensor([own.get(token, 4 + token) for token in range(config["vocab_size"])])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -57,6 +63,33 @@ def test_logits_and_losses_are_those_of_transformers(name: str, version: str, ma
         assert (torch.cat(pieces, dim=1) - theirs).abs().max() < 1e-5
         if length > 1:
             assert abs(float(model.loss(tokens[:, :-1], tokens[:, 1:]) - expected[length]["loss"])) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gpt2"])
+def test_the_copy_of_tied_embeddings_in_a_file_is_left_alone(name: str, made: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source, folder = made[VERSIONS[-1]] / name, tmp_path / name
+    folder.mkdir()
+    (folder / "config.json").write_bytes((source / "config.json").read_bytes())
+    tensors = {key: tensor for file in source.glob("*.safetensors") for key, tensor in load_file(file).items()}
+    words = next(tensor for key, tensor in tensors.items() if key.endswith(("embed_tokens.weight", "wte.weight")))
+    save_file({**tensors, "lm_head.weight": words.clone()}, folder / "model.safetensors")
+    models = brought(source, tmp_path / "without"), brought(folder, tmp_path / "with")
+    tokens = torch.randint(4, 33, (2, 9), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(*(model(tokens)[0] for model in models))
+
+
+@pytest.mark.parametrize("name", list(OF_TEXTS))
+def test_every_target_of_a_row_can_be_predicted(name: str, made: Any, tmp_path: Path) -> None:
+    brought(made[VERSIONS[-1]] / name, tmp_path / "out")
+    found: Any = checkpoints.load(str(tmp_path / "out" / "checkpoint.pt"), cpu=True)
+    # fairseq puts a row's <s> before its targets, too.
+    row = [*([0] if found.adds_bos else []), 2, 4 + 9, 4 + 20]
+    logits, _ = found.core(torch.tensor([row]))
+    assert (logits[..., row] > -1e30).all()
+    # Each of fairseq's four, or the token whose place it takes.
+    assert int((logits[0, 0] < -1e30).sum()) == 4
 
 
 def test_bf16_stays_bf16(made: Any, tmp_path: Path) -> None:

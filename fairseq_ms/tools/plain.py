@@ -155,14 +155,18 @@ class Plain(Trained):
             if self.given is None:
                 text = text[-self.saved["held_out"] :] if self.saved["held_out"] else b""
             # Of a character that was cut in two, the rest is no text.
-            lines = StringIO(text.decode("utf-8", "strict" if self.given else "ignore"), "\n").readlines()
+            known = text.decode("utf-8-sig") if self.given else text.decode("utf-8", "ignore")
         except UnicodeDecodeError as error:
             raise UsageError(f"--data must be UTF-8: {place} is not (byte {error.start})") from error
+        lines = StringIO(known, "\n").readlines()
         if pipeline.blank_lines == "drop":
             lines = [line for line in lines if line.strip()]
-        if not lines:
-            raise UsageError(f"--data must name a text with lines, of which {self.path} has not seen all: got {place}")
-        self.counts = {"source_bytes": len(text), "words_with_eol": len(text.split()) + text.count(b"\n")}
+        if not any(map(str.strip, lines)):
+            raise UsageError(f"--data must name a text with words, of which {self.path} has not seen all: got {place}")
+        # As preparing it counts them: of byte-level BPE, words are what white space separates.
+        tokenised = symbols.lines.tokenised if isinstance(symbols, tokenizing.Symbols) else str
+        words = sum(len(tokenised(line).split()) + line.endswith("\n") for line in lines)
+        self.counts = {"source_bytes": sum(len(line.encode()) for line in lines), "words_with_eol": words}
         return torch.tensor([token for line in lines for token in symbols.tokens_of(line)])
 
 

@@ -4,7 +4,7 @@
 
 After Zoology (Arora et al. 2023, arXiv:2312.04927): a row begins with pairs of a key and its value; later, among random
 tokens, every key comes once more, at gaps drawn from a power law, and the model has to predict its value. Smaller here:
-16 pairs and 128 tokens where the paper goes to 64 and 512, 256 symbols for 8,192, 32,000 rows, two layers of 64, and
+16 pairs and 128 tokens where the paper goes to 64 and 512, 256 symbols for 8,192, 25,600 rows, two layers of 64, and
 Muon at one rate. A point that is done is one line of FOLDER/records.jsonl; the same command goes on with the others.
 """
 
@@ -55,7 +55,7 @@ class Size(NamedTuple):
     length: int = 128
     symbols: int = 256
     rows: int = 32
-    updates: int = 1000
+    updates: int = 800
     tested: int = 1024
     dim: int = 64
 

@@ -75,6 +75,9 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"PRESET or --list must be given, or --flags, and one alone: got {args.preset or 'none'}")
     if args.papers and not args.list:
         raise UsageError("--papers must be given with --list: got it alone")
+    for flag, given in {"--out": args.out, "--data": args.data}.items():
+        if given is not None and args.preset is None:
+            raise UsageError(f"{flag} must be given with PRESET: got {given} without one")
     if args.list:
         shown = [preset for preset in CONFIGS.values() if args.papers or preset.recipe.source == OWN]
         print(listed(shown), "next: fairseq-ms config PRESET --data DATA --out configs/mine.yaml", sep="\n")
@@ -232,7 +235,10 @@ def _an_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     """Updates of an epoch of a folder's training data."""
     task, batch = sections["task"], int(str(sections["dataset"]["batch_size"]))
     row, mode = int(str(task["tokens_per_sample"])), str(task["sample_break_mode"])
-    return updates_of_an_epoch(folder / "train", row, mode, batch)
+    try:
+        return updates_of_an_epoch(folder / "train", row, mode, batch)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"--data must be as fairseq-ms prepare writes it: {error}") from error
 
 
 def updates_of_an_epoch(split: Path, tokens: int, break_mode: str, rows: int) -> int:

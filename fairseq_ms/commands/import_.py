@@ -30,6 +30,8 @@ def run(args: argparse.Namespace) -> None:
     from fairseq_ms.importing import fairseq_models, hf_models
     from fairseq_ms.importing.source import CHECKPOINT
 
+    if args.scale_windows == "":
+        raise UsageError("--scale-windows must be windows, such as 1x=0:512: got ''")
     path = Path(args.source)
     if (path / "config.json").is_file():
         if args.data is not None:

@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> None:
     arguments.check_model(args)
     if args.data and not args.path:
         raise UsageError(f"--data goes with --path, whose dictionary it has: got {args.data} without it")
+    if args.vocabulary and args.path:
+        raise UsageError(f"--vocabulary must be left out with --path, which has its own: got {args.vocabulary}")
     if args.fit is not None and not 0 < args.fit < float("inf"):
         raise UsageError(f"--fit must be a number of GiB above 0: got {args.fit}")
     for flag in ("sweep", "png"):
@@ -114,6 +116,8 @@ def _asked(args: argparse.Namespace) -> _Asked:
         checkpoint = checkpoints.load(args.path, args.data, args.cpu)
         cfg, vocabulary = checkpoint.cfg, len(checkpoint.dictionary)
         loaded = None if args.no_measurement else checkpoint.model
+        # Of its own dictionary.
+        cfg.model.unpredicted_symbols = None
     else:
         cfg = untrained.parse(args.fairseq_flags, args.own_flags)
         vocabulary = args.vocabulary or enough_symbols(cfg.model, _symbols_of(cfg.model))
@@ -201,6 +205,8 @@ def draw(figure: report.Figure, parts: Parts) -> None:
 def _fit(args: argparse.Namespace, asked: _Asked) -> None:
     from fairseq_ms.lm.scales import layer_scales
 
+    if "|" in (windows := getattr(asked.cfg.model, "scale_windows", None) or ""):
+        raise UsageError(f"--fit needs layers that are alike: got windows that layers take in turns, {windows}")
     text = getattr(asked.cfg.model, "scale_layers", None)
     scales = [scale.factor for scale in layer_scales(text)] if text else [1]
     found = fit(partial(_step_bytes, asked), scales, args.fit * 2**30, args.most_layers, args.top)

@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
     }
     numbers = renormalised(scored, counts)
     _show(settings, numbers)
-    if "images" not in counts:
+    folder = args.shipped or Path(args.checkpoint).is_dir()
+    if "images" not in counts and (folder or tokenizing.manifest_of(checkpoint.folder) is not None):
         print(f"next: fairseq-ms sample {'' if args.shipped else shlex.quote(args.checkpoint) + ' '}--prompt TEXT")
     if args.json is not None:
         # A line without spaces is one word, whose perplexity may be beyond floating point numbers.

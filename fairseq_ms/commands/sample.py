@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> None:
     tokens = [writer.begin, *writer.symbols.tokens_of(prompt)]
     longest = core.max_length()
     room = _TOKENS if longest is None else longest + 1 - len(tokens)
-    count = args.max_len_b or min(_TOKENS, room)
-    if longest is not None and not 1 <= count <= room:
+    count = args.max_len_b or max(1, min(_TOKENS, room))
+    if longest is not None and count > room:
         raise UsageError(
             f"--prompt and --max-len-b must fit the model's {longest} positions: got {len(tokens)} tokens of a prompt, "
             f"with that which begins a text, and {count} after it"
@@ -220,6 +220,9 @@ def _of_checkpoint(args: argparse.Namespace) -> Writer:
 
     checkpoint = loading.load(args.checkpoint, args.data, args.cpu)
     words = checkpoint.dictionary
+    if tokenizing.manifest_of(checkpoint.folder) is None:
+        rule = "CHECKPOINT must be of data with a manifest.json, as fairseq-ms prepare writes it"
+        raise UsageError(f"{rule}: there is none in or above {checkpoint.folder} (fairseq-interactive needs none)")
     pipeline = tokenizing.pipeline_of(checkpoint.folder, None, None, None, None)
     begin = words.bos() if checkpoint.adds_bos else words.eos()
     symbols = tokenizing.Symbols(tokenizing.lines_of(pipeline), words.symbols)

@@ -154,6 +154,7 @@ def composed(written: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig
 
     Raises UsageError, naming the setting, for one that does not exist, has another type, or is missing.
     """
+    import yaml
     from fairseq.dataclass.configs import FairseqConfig
     from fairseq.dataclass.initialize import add_defaults
     from omegaconf import OmegaConf
@@ -169,7 +170,10 @@ def composed(written: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig
         key, equals, _ = text.lstrip("+").partition("=")
         if not equals or text.startswith("~") or "." not in key:
             raise UsageError(f"a setting must be written SECTION.NAME=VALUE, such as model.dropout=0.1: got {text}")
-        parts.append((text, OmegaConf.from_dotlist([text.lstrip("+")])))
+        try:
+            parts.append((text, OmegaConf.from_dotlist([text.lstrip("+")])))
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise UsageError(_misfit(text, error)) from error
     for said, part in parts:
         _check_names(said, part, cfg)
         try:
@@ -203,8 +207,8 @@ def _check_names(said: str, part: Mapping[str, Any], cfg: DictConfig) -> None:
             _refuse(said, "a section", section, FairseqConfig.__dataclass_fields__)
         before = OmegaConf.select(cfg, section) or {}
         own = names.get("_name") or before.get("_name") or section
-        if own != section and own not in choices[section]:
-            _refuse(said, f"{section}._name", own, choices[section])
+        if own != section and own not in (known := choices.get(section, {})):
+            _refuse(said, f"{section}._name", own, known)
         if section not in choices:
             known = set(before)
         elif (dataclass := choices[section].get(own)) is not None:

@@ -190,14 +190,15 @@ class AdaptiveSoftmax(nn.Module):
         """
         x_QD, target_Q = self.drop(x_BTD.flatten(0, -2)), target.flatten()
         head_Q = target_Q.clone()
-        logits: list[Tensor | None] = [self._head_logits(x_QD)]
+        head, tails = self._head_logits(x_QD), list[Tensor | None]()
         targets: list[Tensor | None] = [head_Q]
         for band, (tail, (start, end)) in enumerate(zip(self.tail, pairwise(self.cutoff))):
             row_R = ((target_Q >= start) & (target_Q < end)).nonzero().squeeze(1)
             head_Q[row_R] = self.cutoff[0] + band
-            logits.append(tail(x_QD.index_select(0, row_R)) if len(row_R) else None)
+            tails.append(tail(x_QD.index_select(0, row_R)) if len(row_R) else None)
             targets.append(target_Q[row_R] - start if len(row_R) else None)
-        return logits, targets
+        idle = [p for tail, own in zip(self.tail, tails) if own is None for p in tail.parameters()]
+        return [keep_in_graph(head, idle) if self.training else head, *tails], targets
 
     def log_probs(self, x_BTD: Tensor) -> Tensor:
         """Features (B, T, D) -> log-probabilities (B, T, V) of all words."""

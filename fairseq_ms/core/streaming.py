@@ -23,7 +23,7 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import split_kv, split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, plain, records
+from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, plain
 from fairseq_ms.core.ops.relative_attention import Sinusoids, relative_attention
 from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCache, StreamState, join, shift
 
@@ -270,8 +270,8 @@ class StreamingModel(LanguageModel[StreamState]):
 
     def _piece(self, x_BTD: Tensor, state: StreamState) -> Tensor:
         """Run the next piece of a segment through the state's KV caches, (B, T, D) -> outputs (B, T, D)."""
-        state.caches = state.caches or self.segment_caches(x_BTD)
         if not state.done:
+            state.caches = self.segment_caches(x_BTD)
             state.before, state.moving = state.mems, {}
             for layer in self.memory_layers():
                 state.caches[layer.name].begin(layer.attention.of_memory(state.mems[layer.name]))
@@ -345,7 +345,7 @@ class StreamingModel(LanguageModel[StreamState]):
         """Continue a state or begin new streams: features (B, T, D), and the memory's loss (B,) or None."""
         if state is not None:
             self.check_state(state, tokens_BT)
-        if state is not None and not records():
+        if state is not None and not torch.is_grad_enabled():
             return self.drop(self.advance(tokens_BT, state)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)
         if state is not None:

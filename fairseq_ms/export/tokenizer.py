@@ -73,7 +73,11 @@ def _write_fast(folder: Path, pipeline: Pipeline, symbols: Sequence[str]) -> dic
     from fairseq_ms_pipeline import byte_bpe
 
     assert pipeline.codes is not None
-    byte_bpe.for_transformers(pipeline.codes.parent, symbols).save(str(folder / "tokenizer.json"), pretty=False)
+    try:
+        tokenizer = byte_bpe.for_transformers(pipeline.codes.parent, symbols)
+    except (LookupError, ValueError) as error:
+        raise UsageError(f"--bpe-codes must be those of the data: {pipeline.codes} is not ({error})") from error
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         # What looks like a special symbol in a text is text, as in the data.

@@ -71,6 +71,8 @@ def read(path: Path, data: Path | None, windows: str | None) -> Source:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         rule = "SOURCE must hold tensors and plain values alone, since others could run code"
         raise UsageError(f"{rule}: {path} holds others, or none") from error
+    if not isinstance(saved, Mapping):
+        raise UsageError(f"SOURCE must be a file that fairseq-train wrote: {path} holds no model")
     model, task = _settings(saved, "model"), _settings(saved, "task")
     arch, tensors = str(model.get("_name") or model.get("arch")), saved.get("model") if model else None
     if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
@@ -87,7 +89,12 @@ def read(path: Path, data: Path | None, windows: str | None) -> Source:
     found = next((folder for folder in folders if (folder / "dict.txt").is_file()), None)
     if found is None:
         raise UsageError(f"--data must name the folder with the dict.txt of SOURCE: there is none in {folders[-1]}")
-    kept = tokenizing.kept(found)
+    try:
+        kept = tokenizing.kept(found)
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(f"--data must have the dict.txt of SOURCE: {error}") from error
     files = {**kept["files"], "dict.txt": (found / "dict.txt").read_text(encoding="utf-8")}
     today = _of_today(tensors)
     if kind == "vanilla_lm":

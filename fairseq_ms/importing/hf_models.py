@@ -103,7 +103,7 @@ FAMILIES = {
 def read(folder: Path, windows: str | None) -> Source:
     """The model of a folder, through ``windows`` or its own; UsageError for what has no counterpart here."""
     config = _json(folder / "config.json")
-    if config.get("model_type") not in FAMILIES:
+    if not isinstance(config.get("model_type"), str) or config["model_type"] not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UsageError(f"SOURCE must be of model_type {known}: {folder} is {config.get('model_type') or 'none'}")
     family = FAMILIES[config["model_type"]]
@@ -187,6 +187,8 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     shared = number("SOURCE's num_key_value_heads", config.get("num_key_value_heads") or heads)
     # Of transformers 4, and of 5.
     ropes = [found for name in ("rope_scaling", "rope_parameters") if (found := config.get(name))]
+    if wrong := [rope for rope in ropes if not isinstance(rope, dict)]:
+        raise UsageError(f"SOURCE's rope_scaling and rope_parameters must be settings by name: got {wrong[0]!r}")
     for rope in (*ropes, {"partial_rotary_factor": config.get("partial_rotary_factor")}):
         told = {"rope_type": rope.get("type"), **rope, "rope_theta": None, "type": None}
         for name, value in told.items():

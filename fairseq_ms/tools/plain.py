@@ -119,7 +119,11 @@ class Plain(Trained):
 
     def in_segments_of(self, tokens: int) -> None:
         trained = self.model
-        self.model = type(trained)(replace(trained.config, segment_len=tokens)).to(self.device).eval()
+        try:
+            config = replace(trained.config, segment_len=tokens)
+        except ValueError as error:
+            raise UsageError(f"--tokens-per-sample must be a segment that the model can read: {error}") from error
+        self.model = type(trained)(config).to(self.device).eval()
         self.model.load_state_dict(trained.state_dict())
 
     def lines(self, split: str) -> Sequence[Tensor]:
@@ -138,6 +142,8 @@ class Plain(Trained):
             if indexed.read_symbols(place / "dict.txt") != self.dictionary.symbols:
                 raise UsageError(f"--data {place} has another dictionary than the one {self.path} was trained with")
             tokens = torch.from_numpy(indexed.read_tokens(place / split).astype(np.int64))
+        except UsageError:
+            raise
         except (ValueError, OSError) as error:
             raise UsageError(f"--data must be as fairseq-ms prepare wrote it: {error}") from error
         return lines_of(tokens, indexed.EOS)
@@ -188,6 +194,8 @@ def check_unchanged(then: Mapping[str, Any], now: Mapping[str, Any], folder: Pat
 
 def load(label: str, path: str, saved: Mapping[str, Any], data: str | None, cpu: bool) -> Plain:
     """The model of a file's content, which is asked about ``data``; UsageError where it holds none that can be."""
+    if data is not None and not Path(data).exists():
+        raise UsageError(f"--data must be a folder or a text that exists: got {data}")
     try:
         model = built(saved["name"], saved["configuration"])
         model.load_state_dict(saved["model"])

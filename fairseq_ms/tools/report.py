@@ -8,7 +8,7 @@ import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     """A folder to fill, which has its name when it is complete; UsageError for one that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"OUT must be a folder that does not exist or is empty: got {out}")
+    if out.absolute() == Path.cwd():
+        raise UsageError(f"OUT must be another folder than the one that this command runs in: got {out}")
+    made = [folder for folder in out.parents if not folder.exists()]
     unfinished = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     unfinished.mkdir(parents=True)
     try:
@@ -106,6 +109,10 @@ def new_folder(out: Path) -> Iterator[Path]:
         unfinished.replace(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+        for folder in made:
+            # What holds the new folder is not empty.
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, height: float = 4.5) -> None:

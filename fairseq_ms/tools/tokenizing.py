@@ -88,6 +88,10 @@ def pipeline_of(
         raise UsageError(
             f"--bpe-codes must name the file of BPE operations with --level {level}: got {codes or 'none'}"
         )
+    if level == "hf_byte_bpe" and codes is not None and not codes.with_name("vocab.json").is_file():
+        raise UsageError(f"--bpe-codes must have its vocab.json beside it with --level {level}: got {codes}")
+    if level == "hf_byte_bpe" and codes is not None and codes.name != CODES[level]:
+        raise UsageError(f"--bpe-codes must be a {CODES[level]} with --level {level}: got {codes}")
     if language is not None and tokenise != "moses":
         raise UsageError(f"--language has no effect without --tokenise moses: got {language}")
     language = language or known.get("language", "en")

@@ -8,6 +8,18 @@ from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
 ENDS = (0, 4, 9, 20)
 
 
+def test_every_weight_has_a_gradient_whatever_words_there_are() -> None:
+    """As processes that average gradients need it."""
+    softmax, x = AdaptiveSoftmax(20, 8, Bands((4, 9), 2.0)), torch.randn(5, 8)
+    for targets in (torch.zeros(5, dtype=torch.long), torch.tensor([0, 5, 5, 1, 8])):
+        softmax.zero_grad()
+        logits, _ = softmax(x, targets)
+        torch.stack([found.sum() for found in logits if found is not None]).sum().backward()
+        idle = {name: weight.grad for name, weight in softmax.named_parameters() if name.startswith("tail.1.")}
+        assert all(grad is not None and not grad.any() for grad in idle.values())
+        assert all(weight.grad is not None for weight in softmax.parameters())
+
+
 @pytest.mark.parametrize("project_head", [False, True])
 @pytest.mark.parametrize(("tied", "tie_projections"), [(False, False), (True, False), (True, True)])
 def test_a_word_has_the_probability_of_its_band_times_its_own_within_it(

@@ -60,6 +60,22 @@ def test_all_layers_attend_by_the_same_u_and_v(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_a_state_goes_on_by_the_weights_of_today(name: str) -> None:
+    """Its segment began by others, and in training, whose dropout it must not keep."""
+    model, tokens = model_of(name, 1, segment_len=4, dropout=0.3), tokens_of(2, 30)
+    state = model.new_state(2)
+    with torch.no_grad():
+        model.train()(tokens[:, :6], state)
+        model.eval()(tokens[:, 6:8], state)
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+        other = model.new_state(2, memory=state.memory)
+        for start in range(8, 30, 3):
+            piece = tokens[:, start : start + 3]
+            torch.testing.assert_close(model(piece, state)[0], model(piece, other)[0], **EXACT)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_no_tokens_have_no_features(name: str) -> None:
     assert model_of(name, 1).features(tokens_of(2, 0)).shape == (2, 0, 8)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.recompute import checkpointed, draw_mask, saves
+from fairseq_ms.core.ops.recompute import checkpointed, draw_mask, hookable, ours
 
 # Queries in a chunk, whose scores are in memory at a time; they fit a core's cache.
 _QUERY_CHUNK = 64
@@ -47,7 +47,7 @@ def attend(
             sinks_KG = sinks.unflatten(-2, shared).squeeze(-1)
             y_BKGH = _weighted_sum(q_BKGH, k_BKSH, v_BKSH, bias, False, 0.0, sinks_KG)
         return y_BKGH.flatten(1, 2).unsqueeze(2)
-    if dropout > 0.0 and recompute and q_BNTH.device.type == "cpu" and saves():
+    if dropout > 0.0 and recompute and q_BNTH.device.type == "cpu" and ours():
         return _attend_in_chunks(q_BNTH, k_BKSH, v_BKSH, bias, causal, dropout, sinks)
     if sinks is not None:
         return _attend_with_sinks(q_BNTH, k_BKSH, v_BKSH, bias, causal, dropout, sinks)
@@ -86,9 +86,9 @@ def _repeated(x_BKSH: Tensor, q: Tensor) -> Tensor:
 
 @functools.cache
 def _shares(device: torch.device, dtype: torch.dtype, width: int, masked: bool) -> bool:
-    # With hooks of its own, since a checkpoint would count what is saved here.
+    # With hooks of its own, since a checkpoint would count what is saved here; ``torch.func`` has none.
     own = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-    with torch.inference_mode(False), torch.enable_grad(), own:
+    with torch.inference_mode(False), torch.enable_grad(), own if hookable() else torch._C._DisableFuncTorch():
         q, k = (torch.zeros(1, heads, 16, width, dtype=dtype, device=device, requires_grad=True) for heads in (2, 1))
         bias = torch.zeros(16, 16, dtype=dtype, device=device) if masked else None
         y = F.scaled_dot_product_attention(q, k, k, attn_mask=bias, is_causal=not masked, enable_gqa=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.recompute import autocasted, draw_seed, drop, feed, plain, remade, saves
+from fairseq_ms.core.ops.recompute import autocasted, draw_seed, drop, feed, ours, plain, remade, saves
 
 Norm = nn.LayerNorm | nn.RMSNorm
 # Called with a width and an epsilon.
@@ -257,7 +257,7 @@ def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Module, r
     With ``recompute``, only one tensor as large as x is kept for backward.
     """
     activation = ACTIVATIONS[name]
-    if not (recompute and saves()):
+    if not (recompute and ours()):
         return linear(F.dropout(activation(x), dropout, training=True))
     seed = draw_seed() if dropout else 0
     if name in OF_THEIR_RESULT:

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 # Private: the only way to ask whether saved-tensor hooks are allowed now, and which are active.
 _autograd: Any = torch._C._autograd
+_functorch: Any = torch._C._functorch
 # Torch 2.6 cannot tell which are active: recipes inside a checkpoint keep their sources alive there.
 _top_hooks: Any = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
@@ -31,19 +32,20 @@ def draw_seed() -> int:
     return int(torch.randint(0, 2**62, (), device="cpu"))
 
 
-def records() -> bool:
-    """Whether autograd records operations now."""
-    return torch.is_grad_enabled()
+def ours() -> bool:
+    """Whether masks and what is kept are ours to decide, with gradients or without: not compiled or in torch.func."""
+    return hookable() and not torch.compiler.is_compiling()
 
 
 def saves() -> bool:
-    """Whether what autograd keeps is ours to decide: not in compiled code, where the compiler does."""
-    return records() and not torch.compiler.is_compiling()
+    """Whether what autograd keeps is ours to decide now."""
+    return torch.is_grad_enabled() and ours()
 
 
 def hookable() -> bool:
-    """Whether saved-tensor hooks are allowed, which ``torch.func`` refuses."""
-    return torch.compiler.is_compiling() or _autograd._saved_tensors_hooks_is_enabled()
+    """Whether saved-tensor hooks are allowed, which ``torch.func`` refuses or does not know."""
+    allowed = _autograd._saved_tensors_hooks_is_enabled() and _functorch.maybe_current_level() is None
+    return torch.compiler.is_compiling() or allowed
 
 
 def hooked(module: nn.Module) -> bool:
@@ -80,7 +82,7 @@ def remade(
     deterministic, call no module that may have hooks, and read no tensors but the sources, which include parameters.
     Under autocast it must cast its result, since autocast would save another copy.
     """
-    if not (enabled and saves() and hookable()):
+    if not (enabled and saves()):
         return nullcontext()
     keep = _keeper()
     recipe = _Recipe(make, [keep(source) for source in sources], made.device)
@@ -204,13 +206,12 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float, recompute: bool = True) -> None:
         super().__init__()
-        self.p = p
-        self.recompute = recompute
+        self.p, self.recompute = p, recompute
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        if self.recompute and self.p < 1.0 and saves():
+        if self.recompute and self.p < 1.0 and ours():
             return drop(x, self.p, draw_seed())
         return F.dropout(x, self.p, training=True)
 
@@ -245,7 +246,7 @@ def checkpointed(
     It runs once if some of the modules that must be ``unhooked``, or some of their parts, have hooks.
     """
     parts = (part for module in unhooked if module is not None for part in module.modules())
-    if enabled and records() and hookable() and not any(map(hooked, parts)):
+    if enabled and torch.is_grad_enabled() and hookable() and not any(map(hooked, parts)):
         return checkpoint(layer, *inputs, use_reentrant=False)
     return layer(*inputs)
 

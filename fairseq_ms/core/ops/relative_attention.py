@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.recompute import autocast_to, draw_seed, drop, feed, saves
+from fairseq_ms.core.ops.recompute import autocast_to, draw_seed, drop, feed, ours
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -44,9 +44,10 @@ class Sinusoids:
         """``sinusoids`` (keys + 1, D)."""
         table = self.table_PD
         if table is None or (len(table) - 1, table.dtype, table.device) != (keys, like.dtype, like.device):
-            # A tensor made in inference mode could not be trained with later.
+            # A tensor of inference mode could not be trained with later, and one of torch.export has no numbers.
             with torch.inference_mode(False):
-                table = self.table_PD = sinusoids(keys, self.dim, like)
+                table = sinusoids(keys, self.dim, like)
+            self.table_PD = table if type(table) is Tensor else None
         return table
 
 
@@ -113,7 +114,7 @@ def relative_attention(
         score = partial(torch.baddbmm, shifted, batch2=k.transpose(1, 2), beta=scale, alpha=scale)
         scores, _ = feed(score, by_content, q, u_NH, enabled=recompute)
         weights = hide_future(scores if bias is None else scores + bias.squeeze(0)).softmax(-1)
-        if dropout > 0.0 and recompute and saves():
+        if dropout > 0.0 and recompute and ours():
             y, _ = feed(partial(torch.bmm, mat2=v), partial(drop, p=dropout, seed=draw_seed()), weights)
         else:
             y = torch.bmm(F.dropout(weights, dropout), v)

@@ -184,7 +184,7 @@ def _by_rows(
     # One for each of a block's queries: (N * k,) -> (B * K, 1, step * G)
     sinks = None if sinks_G is None else sinks_G.view(shape).repeat(batch, step).unsqueeze(1)
     y = attend(own, k, v, bias, False, dropout, recompute, sinks)
-    y_BRKGH = y.unflatten(0, (batch, -1)).unflatten(3, (step, group)).flatten(2, 3).transpose(1, 2)
+    y_BRKGH = y.unflatten(0, (batch, shape[0])).unflatten(3, (step, group)).flatten(2, 3).transpose(1, 2)
     return _join_rows(y_BRKGH.flatten(2, 3).unflatten(2, (heads, factor)), q.size(2))
 
 

@@ -20,6 +20,12 @@ REFUSED = [
     ("memory --arch haed --fit 1", "what it keeps depends on the tokens"),
     ("memory --arch retina_lm --sweep 64", "--sweep needs layers of full attention"),
     ("memory --path x.pt --arch retina_lm", "--path brings its own flags"),
+    ("memory --path MODELS/vanilla/model.pt --vocabulary 50", "--vocabulary must be left out with --path"),
+    ("memory --arch vanilla_lm --scale-windows 1x=0:4|1x=0:8 --fit 1", "--fit needs layers that are alike"),
+    ("config --list --out out.yaml", "--out must be given with PRESET"),
+    ("import MODELS/vanilla/model.pt out --scale-windows=", "--scale-windows must be windows, such as"),
+    ("sample MODELS/vanilla/model.pt --prompt w1", "CHECKPOINT must be of data with a manifest.json"),
+    ("export MODELS/vanilla/model.pt . --level word", "OUT must be another folder than the one that this command"),
     ("context-window MODELS/vanilla/model.pt --contexts 65", "--contexts must lie between 1 and the 64 positions"),
     ("context-window MODELS/vanilla/model.pt --json no/out.json", "--json must lie in a folder that exists"),
     ("context-window MODELS/vanilla/model.pt --png out.jpg", "--png must end in .png"),
@@ -43,5 +49,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("command", "sentence"), REFUSED)
-def test_bad_values_are_refused_in_one_sentence(models, command, sentence, capsys):
+def test_bad_values_are_refused_in_one_sentence(models, command, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert_refused(command.replace("MODELS", str(models)).split(), sentence, capsys)

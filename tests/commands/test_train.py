@@ -46,6 +46,8 @@ def place(written: dict[str, Any], tmp_path: Path) -> Path:
     """A folder with data and a configuration."""
     write_corpus(tmp_path / "data", {"train": random_lines(1, 40), "valid": random_lines(2, 4)})
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(written))
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "train.idx").write_bytes(b"MMIDIDX")
     return tmp_path
 
 
@@ -81,6 +83,9 @@ def test_it_trains_what_fairseq_hydra_train_would(name: str, tmp_path: Path) -> 
         ("criterion._name=cross", "cross"),
         ("lr=0.1", "SECTION.NAME"),
         ("~model.dropout", "SECTION.NAME"),
+        ("optimization.lr=[0.01", "optimization.lr=[0.01"),
+        ("model.dropout=a: b: c", "model.dropout"),
+        ("bmuf._name=x", "bmuf._name"),
         ("optimizer._name=adam", ""),
         ("model.scale_windows=1x=0:8,4x=8:64", ""),
     ],
@@ -105,6 +110,7 @@ def test_a_setting_that_does_not_exist_or_fit_is_named(override: str, named: str
         ("retina_lm_tiny --data nowhere", "--data"),
         ("mine.yaml", "--data"),
         ("mine", "mine.yaml"),
+        ("retina_lm_long_2048 --data cut --max-update 1", "--data must be as fairseq-ms prepare writes it"),
         ("data/dict.txt --data data", "CONFIG"),
         ("mine.yaml --data data --arch retina_lm", "--arch"),
         ("mine.yaml --data data --reset-dataloader", "did you mean checkpoint.reset_dataloader=VALUE?"),

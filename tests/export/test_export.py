@@ -113,12 +113,30 @@ def checkpoint(tmp_path: Path) -> Path:
         (["--level", "word", "--bpe-codes", "codes"], "--bpe-codes has no effect with --level word"),
         (["--level", "word", "--language", "de"], "--language has no effect without --tokenise moses"),
         (["--level", "word", "--perplexity", "none.json"], "--perplexity must name files"),
+        (["--level", "hf_byte_bpe", "--bpe-codes", "codes/old.txt"], "--bpe-codes must be a merges.txt"),
+        (["--level", "hf_byte_bpe", "--bpe-codes", "alone/merges.txt"], "--bpe-codes must have its vocab.json"),
+        (["--level", "hf_byte_bpe", "--bpe-codes", "codes/merges.txt"], "--bpe-codes must be those of the data"),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence(flags, sentence, checkpoint, tmp_path: Path, beside, capsys):
+def test_what_cannot_be_exported_is_one_sentence(
+    flags, sentence, checkpoint, tmp_path: Path, beside, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("codes/old.txt", "codes/merges.txt", "alone/merges.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("#version: 0.2\n")
+    Path("codes/vocab.json").write_text('{"a": 0}')
     assert cli.main(["export", str(checkpoint), str(tmp_path / "out"), *flags]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_fails_leaves_no_folder_behind(checkpoint: Path, tmp_path: Path, beside) -> None:
+    command = ["export", str(checkpoint), str(tmp_path / "new" / "below" / "out"), "--level", "word"]
+    assert cli.main([*command, "--perplexity", "none.json"]) == 2
+    assert not (tmp_path / "new").exists()
+    assert cli.main(command) == 0
+    assert (tmp_path / "new" / "below" / "out" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"settings": 3}', "[" * 100_000])

@@ -149,6 +149,19 @@ def test_half_precision_stays_and_so_do_the_rows_of_sinusoids(data: Path, tmp_pa
     assert found["decoder.core.embed.positions.weight"].shape == (24, 16)
 
 
+def test_a_file_of_something_else_and_a_cut_dictionary_are_one_sentence(
+    data: Path, tmp_path: Path, capsys: Any
+) -> None:
+    torch.save([1], tmp_path / "list.pt")
+    asked.assert_refused(["import", str(tmp_path / "list.pt"), str(tmp_path / "out")], "holds no model", capsys)
+    command = ["import", str(write(tmp_path / "model.pt", data, *CASES["gpt"])), str(tmp_path / "out"), "--data"]
+    for number, text in enumerate((b"w1 3\nw2", b"\xff 3\n")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "dict.txt").write_bytes(text)
+        asked.assert_refused([*command, str(folder)], "--data must have the dict.txt of SOURCE: ", capsys)
+
+
 def test_a_folder_of_neither_kind_is_one_sentence(tmp_path: Path, capsys: Any) -> None:
     command = ["import", str(tmp_path), str(tmp_path / "out")]
     asked.assert_refused(command, "SOURCE must be a checkpoint, or a folder of transformers with a config.json", capsys)

@@ -110,6 +110,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "which are not scaled: got rope_type linear",
     ),
     ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "which are not scaled: got rope_type yarn"),
+    ("llama", {"rope_scaling": "linear"}, "must be settings by name: got 'linear'"),
+    ("llama", {"model_type": ["llama"]}, "SOURCE must be of model_type llama, mistral, qwen2, qwen3, gpt2:"),
     ("llama", {"partial_rotary_factor": 0.5}, "got partial_rotary_factor 0.5"),
     ("llama", {"intermediate_size": 20}, "SOURCE's intermediate_size must be a multiple of 8: got 20"),
     ("llama", {"hidden_size": 10**12}, "SOURCE must have weights of"),

@@ -216,9 +216,12 @@ def _decoded(flag: str, data: bytes, source: object = "it") -> str:
 
 def _of_checkpoint(args: argparse.Namespace) -> Writer:
     """The model of a checkpoint, with the pipeline of its data."""
+    from fairseq_ms.core import CoarseLM
     from fairseq_ms.tools import loading, tokenizing
 
     checkpoint = loading.load(args.checkpoint, args.data, args.cpu)
+    if isinstance(checkpoint.core, CoarseLM):
+        raise UsageError(f"CHECKPOINT must hold a model that predicts the next token: {args.checkpoint} is a coarse_lm")
     words = checkpoint.dictionary
     if tokenizing.manifest_of(checkpoint.folder) is None:
         rule = "CHECKPOINT must be of data with a manifest.json, as fairseq-ms prepare writes it"

@@ -95,6 +95,16 @@ class StreamBatches(FairseqDataset):
         """The items in the order of time."""
         return np.arange(len(self))
 
+    def num_tokens(self, item: int) -> int:
+        """How many tokens of an item are scored."""
+        step, shard = divmod(int(item), self.shards)
+        found = 0
+        for stream in range(shard * self.streams, (shard + 1) * self.streams):
+            first = self.begins[stream] + step * self.together
+            begin, end = max(first, self.bounds[stream]), min(first + self.together, self.bounds[stream + 1])
+            found += max(0, min(end * self.segment, len(self.corpus)) - begin * self.segment)
+        return found
+
     def batch_by_size(self, indices: np.ndarray, **limits: Any) -> list[np.ndarray]:
         """fairseq's hook: each item by itself, since it is a batch already."""
         return np.split(indices, len(indices))

@@ -39,7 +39,7 @@ class Screen:
     """
 
     def __init__(self) -> None:
-        self.total, self.at, self.began = 0, 0, 0
+        self.total, self.at, self.began, self.unit = 0, 0, 0, "token"
         self.loss: float | None = None
         self.valid: float | None = None
         self.best, self.best_at, self.told = math.inf, 0, False
@@ -61,7 +61,7 @@ class Screen:
         """Where the run is."""
         made = self.at - self.began
         parts = [f"update {self.at:,} of {self.total:,}"]
-        parts += [f"loss {self.loss:.2f} bits a token"] if self.loss is not None else []
+        parts += [f"loss {self.loss:.2f} bits a {self.unit}"] if self.loss is not None else []
         parts += [f"valid {self.valid:.2f}"] if self.valid is not None else []
         if made:
             parts.append(f"{_length((time.monotonic() - self.started) / made * (self.total - self.at))} left")
@@ -75,11 +75,11 @@ class Screen:
         self.at = at
         self._show(done=at >= self.total)
 
-    def validated(self, loss: float) -> None:
-        """A validation has this loss; the training has not gained for long when it says so."""
-        self.valid = loss
-        if loss < self.best:
-            self.best, self.best_at, self.told = loss, self.at, False
+    def validated(self, found: float, maximize: bool = False) -> None:
+        """A validation has found this; the training has not gained for long when it says so."""
+        self.valid = found
+        if found > self.best if maximize else found < self.best:
+            self.best, self.best_at, self.told = found, self.at, False
         elif not self.told and self.at - self.best_at >= _WITHOUT_PROGRESS * self.total:
             logger.info(f"validation has not improved since update {self.best_at:,}, the best; Ctrl-C keeps that one")
             self.told = True
@@ -139,7 +139,9 @@ def _telling(trainer: type, screen: Screen) -> type:
             if not self.begun:
                 self.begun = True
                 total, sentences = first_words(self, self.iterator)
-                best = getattr(checkpoint_utils.save_checkpoint, "best", math.inf)
+                worst = -math.inf if self.cfg.checkpoint.maximize_best_checkpoint_metric else math.inf
+                best = getattr(checkpoint_utils.save_checkpoint, "best", worst)
+                screen.unit = "chunk" if self.cfg.criterion._name == "in_batch_sampled_softmax" else "token"
                 screen.begin(total, self.get_num_updates(), best, sentences)
 
         def get_train_iterator(self, epoch: int, *args: Any, **more: Any) -> Any:
@@ -186,10 +188,21 @@ def validate(
 ) -> Any:
     """``validate``, of which the screen is told; after the last update all of the data follow the part of before."""
     losses = original(cfg, trainer, task, epoch_itr, subsets)
-    screen.validated(losses[0])
+    screen.validated(losses[0], cfg.checkpoint.maximize_best_checkpoint_metric)
     if trainer.valid_tokens is not None and trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
         # Once more the same update, which a file of curves has already.
         with patch.object(progress_bar.logger, "disabled", True), patch.object(trainer, "valid_tokens", None):
             every = original(cfg, trainer, task, epoch_itr, subsets)
-        logger.info(f"validated on all of {subsets[0]}: {every[0]:.3f} bits a token, {2 ** every[0]:.2f} perplexity")
+        logger.info(f"validated on all of {subsets[0]}: {said(cfg, every[0], screen.unit)}")
     return losses
+
+
+def said(cfg: Any, found: float, unit: str) -> str:
+    """What a validation has found: a loss in bits, with the perplexity of one that is not smoothed, or its metric."""
+    metric = cfg.checkpoint.best_checkpoint_metric
+    if metric not in ("loss", "nll_loss"):
+        return f"{metric} {found:.3f}"
+    smoothed = metric == "loss" and getattr(cfg.criterion, "label_smoothing", 0)
+    # Others are beyond floating point numbers.
+    perplexity = f", {2**found:.2f} perplexity" if not smoothed and found < 1000 else ""
+    return f"{found:.3f} bits a {unit}{', smoothed' if smoothed else ''}{perplexity}"

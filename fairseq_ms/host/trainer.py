@@ -325,7 +325,8 @@ class Trainer(fairseq_trainer.Trainer):
             distributed.barrier(distributed_utils.get_global_group())
         cfg, code = self.cfg.checkpoint, launch.SIGNALLED + signum
         saved = f"saved in {cfg.save_dir}; the same command goes on"
-        saved = "not saved, since --no-save is given" if cfg.no_save else saved
+        for flag in ("no_save", "no_last_checkpoints"):
+            saved = f"not saved, since --{flag.replace('_', '-')} is given" if getattr(cfg, flag) else saved
         name = signal.Signals(signum).name
         logger.info(f"stopped by {name} after update {self.get_num_updates()}, {saved} (exit code {code})")
         raise SystemExit(code)

@@ -178,6 +178,7 @@ class FastSymbols:
 
         try:
             self.tokenizer = Tokenizer.from_file(str(file))
+            self.tokenizer.encode_special_tokens = True
         except Exception as error:  # tokenizers has none of its own
             raise ValueError(f"{file.name}: {error}") from error
         self.of_bytes = set[int]()

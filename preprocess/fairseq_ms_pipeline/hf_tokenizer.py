@@ -17,14 +17,19 @@ def load(file: Path) -> Tokenizer:
     # A worker has one processor, and no thread of the process that it was forked from.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        return Tokenizer.from_file(str(file))
+        found = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower one
         raise ValueError(f"--vocab-from {file} must be a tokenizer.json that tokenizers reads: {error}.") from None
+    # Lines are whole, and what looks like a special token in them is text.
+    found.no_truncation()
+    found.no_padding()
+    found.encode_special_tokens = True
+    return found
 
 
 def symbols(file: Path) -> list[str]:
-    """All symbols: a number for each token."""
-    return [str(number) for number in range(load(file).get_vocab_size())]
+    """All symbols: a number for each token, and for those between them that have none."""
+    return [str(number) for number in range(max(load(file).get_vocab().values(), default=-1) + 1)]
 
 
 class TokenizerLines(Lines):

@@ -42,9 +42,9 @@ def test_the_most_probable_symbol_counts_where_a_key_comes_again() -> None:
 
 def test_points_are_of_three_caches_and_run(tmp_path: Path) -> None:
     whole = points(Size())
-    assert [point.keys for point in whole if point.model == "full"] == [128]
+    assert [point.keys for point in whole if point.model == "full"] == [64]
     for model in ("window", "two widths", "key/value heads", "Transformer-QL"):
-        assert [point.keys for point in whole if point.model == model] == [16, 32, 64]
+        assert [point.keys for point in whole if point.model == model] == [8, 16, 32]
     command = ["--out", str(tmp_path / "out"), "--quick", "--report", str(tmp_path / "page.md")]
     assert main([*command, "--minutes", "-1"]) == 3
     assert main(command) == 0

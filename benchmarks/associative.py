@@ -199,7 +199,7 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any], figure: str)
         f"{size.pairs} pairs of a key and its value, then {size.length - 2 * size.pairs} tokens among which every key "
         f"comes again and its value has to be predicted; guessing gives {2 / size.symbols:.3f}. Models have two layers "
         f"of {HEADS} heads, {size.dim} wide, and all but Transformer-QL rotary positions and a short convolution; "
-        f" {size.updates:,} updates of {size.rows} rows with Muon at {RATE:g}. *Keys* are what a head of "
+        f"{size.updates:,} updates of {size.rows} rows with Muon at {RATE:g}. *Keys* are what a head of "
         f"queries remembers at the end of a row, an eighth to all of it; seeds stand side by side. On "
         f"{machine['device']}, torch {machine['torch']}."
     )

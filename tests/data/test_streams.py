@@ -86,6 +86,7 @@ def test_scored_tokens_of_a_row_begin_where_the_sample_says(seed: int) -> None:
     batches = random_batches(rng, random_corpus(rng), together=rng.randint(1, 3), warm_up=rng.randint(1, 4))
     for item in range(len(batches)):
         sample = batches[item]
+        assert batches.num_tokens(item) == sample["ntokens"]
         for target, start in zip(sample["target"], sample["start_indices"].tolist()):
             scored = (target != PAD).nonzero().flatten().tolist()
             assert not scored or scored == list(range(start, start + len(scored)))

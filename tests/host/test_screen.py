@@ -44,6 +44,44 @@ def test_it_says_once_that_validation_has_not_improved_for_a_quarter(caplog: pyt
     assert "since update 55, " in caplog.text
 
 
+def test_what_is_largest_is_best_where_the_metric_is_to_be_maximized(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=screen.__name__)
+    shown = screen.Screen()
+    shown.begin(100, 0, -math.inf, [])
+    for at, accuracy in ((10, 1.0), (30, 2.0), (60, 1.5)):
+        shown.at = at
+        shown.validated(accuracy, maximize=True)
+    assert "since update 30, " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metric", "smoothing", "found", "expected"),
+    [
+        ("loss", 0.0, 3.0, "3.000 bits a token, 8.00 perplexity"),
+        ("loss", 0.3, 3.0, "3.000 bits a token, smoothed"),
+        ("nll_loss", 0.3, 3.0, "3.000 bits a token, 8.00 perplexity"),
+        ("ppl", 0.0, 4096.0, "ppl 4096.000"),
+        ("loss", 0.0, 4096.0, "4096.000 bits a token"),
+    ],
+)
+def test_a_validation_is_said_in_its_own_metric(metric: str, smoothing: float, found: float, expected: str) -> None:
+    cfg = {"checkpoint": {"best_checkpoint_metric": metric}, "criterion": {"label_smoothing": smoothing}}
+    assert screen.said(OmegaConf.create(cfg), found, "token") == expected
+
+
+def test_a_model_with_a_memory_is_trained_as_any(tmp_path: Path) -> None:
+    sections: dict[str, Any] = config.settings(CONFIGS["transformer_ql_small"], None, 2, "mine")
+    sizes = {name: size for name, size in TINY.items() if name != "decoder_layers"}
+    sections["model"] |= {**sizes, "scale_layers": "1x=1,2x=1", "output_layers": 1, "mem_len": 8}
+    sections["task"]["tokens_per_sample"] = 8
+    sections["dataset"]["num_workers"] = 0
+    write_corpus(tmp_path / "data", {"train": random_lines(1, 40), "valid": random_lines(2, 9)})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(sections))
+    said = run_cli("fairseq-ms", "train", "mine.yaml", "--data", "data", cwd=tmp_path).stdout
+    assert re.search(r"transformer_ql: .* tokens an update; 2 updates are [\d.]+ passes over 720 tokens", said)
+    assert "update 2 of 2, loss" in said
+
+
 def test_the_first_of_several_processes_shows_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,10 +175,11 @@ def test_a_training_that_is_all_warm_up_is_warned_of(
     assert bool(re.search("--max-update .*--warmup-updates 2", caplog.text)) == warned
 
 
-def test_without_a_checkpoint_to_write_the_log_says_so(folders: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--no-save", "--no-last-checkpoints"])
+def test_without_a_checkpoint_to_write_the_log_says_so(flag: str, folders: list[Path], tmp_path: Path) -> None:
     fault = functools.partial(strike, "update", 2, signal.SIGTERM, (0,))
-    assert run(tiny_training(folders, tmp_path / "run", *FLAGS, "--no-save"), tmp_path / "log", 1, fault) == [143]
-    assert "not saved, since --no-save is given" in (tmp_path / "log").read_text()
+    assert run(tiny_training(folders, tmp_path / "run", *FLAGS, flag), tmp_path / "log", 1, fault) == [143]
+    assert f"not saved, since {flag} is given" in (tmp_path / "log").read_text()
 
 
 def ask_all(rank: int) -> None:

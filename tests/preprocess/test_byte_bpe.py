@@ -8,13 +8,14 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from fairseq.data import Dictionary, encoders, indexed_dataset
 
 from fairseq_ms.tools import tokenizing
-from fairseq_ms_pipeline import byte_bpe
+from fairseq_ms_pipeline import byte_bpe, hf_tokenizer
 from fairseq_ms_pipeline.files import read_json
 from tests.helpers import trained
 from tests.preprocess import sample
@@ -146,7 +147,7 @@ PREPEND, SPACES = {"type": "Prepend", "prepend": "\u2581"}, {"pattern": {"String
 PIECES = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "w", "0", "1", "\u2581w"]
 BACK = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 DECODERS = [BACK, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
-OTHERS: dict[str, dict[str, object]] = {
+OTHERS: dict[str, Any] = {
     "normalizer": {"normalizer": {"type": "NFC"}},
     "prefix": {"pre_tokenizer": BYTES},
     "split": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, {**BYTES, "use_regex": False}]}},
@@ -209,6 +210,26 @@ def test_lines_have_the_tokens_of_a_tokenizer_json_of_any_other_kind(kind: str, 
     # What was prepared with it serves other texts, too.
     assert prepare(texts, "--out", tmp_path / "again", "--vocab-from", out) == ""
     assert (tmp_path / "again/bin/test.bin").read_bytes() == (out / "bin/test.bin").read_bytes()
+
+
+def test_lines_are_whole_and_text_alone_whatever_else_a_tokenizer_json_asks_for(prepared, tmp_path) -> None:
+    shutil.copytree(prepared[0], tmp_path / "texts")
+    model: dict[str, Any] = {
+        **OTHERS["wordpiece"]["model"],
+        "vocab": {"[UNK]": 0, "w": 1, "##0": 2, "##1": 3, "plain": 9},
+    }
+    more: dict[str, Any] = {
+        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    }
+    more |= {"padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}}
+    more["padding"] |= {"pad_id": 1, "pad_type_id": 0, "pad_token": "w"}
+    token = {"id": 11, "content": "[PAD]", "single_word": False, "lstrip": False, "rstrip": False}
+    more["added_tokens"] = [token | {"normalized": False, "special": True}]
+    of_hugging_face(tmp_path / "texts", **{**OTHERS["wordpiece"], "model": model, **more})
+    found = hf_tokenizer.load(tmp_path / "tokenizer.json").encode("w01 plain [PAD] w0", add_special_tokens=False).ids
+    assert found == [1, 2, 3, 9, 0, 0, 0, 1, 2]
+    # Numbers that no token has are symbols, too.
+    assert hf_tokenizer.symbols(tmp_path / "tokenizer.json") == [str(number) for number in range(10)]
 
 
 def test_a_dictionary_beside_a_tokenizer_json_is_that_of_the_data(prepared, tmp_path) -> None:

@@ -44,8 +44,9 @@ def saves() -> bool:
 
 def hookable() -> bool:
     """Whether saved-tensor hooks are allowed, which ``torch.func`` refuses or does not know."""
-    allowed = _autograd._saved_tensors_hooks_is_enabled() and _functorch.maybe_current_level() is None
-    return torch.compiler.is_compiling() or allowed
+    if torch.compiler.is_compiling():
+        return True
+    return _autograd._saved_tensors_hooks_is_enabled() and _functorch.maybe_current_level() is None
 
 
 def hooked(module: nn.Module) -> bool:

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.associative import QUICK, Size, accuracy, batch, main, points
+from benchmarks.associative import QUICK, Size, accuracy, batch, main, page, points
+from benchmarks.windows import recorded
+from tests.helpers.cli import ROOT
 
 
 def test_every_key_comes_again_once_with_its_value_as_the_target() -> None:
@@ -56,3 +58,12 @@ def test_points_are_of_three_caches_and_run(tmp_path: Path) -> None:
         assert f"{point.keys:g}" in row.split("|")[2].replace(",", "").split()
     assert (tmp_path / "page.png").stat().st_size > 5_000
     assert main(command) == 0
+
+
+def test_the_page_has_what_its_records_say() -> None:
+    papers = ROOT / "docs" / "papers"
+    machine, records = recorded(papers / "recall_by_cache")
+    table = [line for line in page(records, machine, "").splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len({key.split(" | ")[0] for key in records})
+    assert "\n".join(table) in (papers / "claims.md").read_text(encoding="utf-8")
+    assert list(machine["size"]) == list(Size())

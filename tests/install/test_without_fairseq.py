@@ -190,7 +190,7 @@ def test_what_a_file_cannot_be_asked_is_one_sentence(tmp_path: Path, capsys: pyt
         (["perplexity", file, "--data", "nowhere"], "--data"),
         (["perplexity", file, "--gen-subset", "dev"], "--gen-subset"),
         (["perplexity", file, "--data", str(tmp_path / "latin.txt")], "--level"),
-        (["sample", file, "--prompt", "a"], "--level"),
+        (["sample", file, "--prompt", "a"], "manifest.json"),
         (["perplexity", str(tmp_path / "broken.pt")], "CHECKPOINT"),
         (["perplexity", str(tmp_path / "coarse.pt")], "CHECKPOINT"),
     ):

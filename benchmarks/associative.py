@@ -83,8 +83,7 @@ def points(size: Size) -> list[Point]:
         "vocab_size": size.symbols, "dim": size.dim, "ffn_dim": 2 * size.dim, "heads": HEADS, "dropout": 0.0,
         "attention_dropout": 0.0,
     }  # fmt: skip
-    bare = {**shared, "layers": 2, "positions": "rotary"}
-    rotary = {**bare, "short_conv": 3}
+    rotary = {**shared, "layers": 2, "positions": "rotary", "short_conv": 3}
 
     def windows(name: str, text: str) -> Point:
         turns = parse(text, HEADS)
@@ -234,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of records.jsonl")
     parser.add_argument("--only", nargs="+", metavar="MODEL", help="kinds of models")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no point after so many")
-    parser.add_argument("--seeds", type=int, default=1, help="of weights and data (default: 1)")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, of weights and data (default: 1)")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs")
     parser.add_argument("--report", metavar="PAGE.md", help="write a page of the records, and PAGE.png beside it")
     args = parser.parse_args(arguments)

@@ -60,8 +60,7 @@ class AdaptiveInput(nn.Module):
 
     def __init__(self, vocab_size: int, padding_idx: int | None, dim: int, bands: Bands) -> None:
         super().__init__()
-        self.cutoff = bands.ends(vocab_size)
-        self.dim = dim
+        self.cutoff, self.dim = bands.ends(vocab_size), dim
         self.embeddings = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise([0, *self.cutoff])):
             width = bands.width(dim, band)
@@ -151,8 +150,7 @@ class AdaptiveSoftmax(nn.Module):
         project_head: bool = False,
     ) -> None:
         super().__init__()
-        self.cutoff = bands.ends(vocab_size)
-        self.drop = nn.Dropout(bands.dropout)
+        self.cutoff, self.drop = bands.ends(vocab_size), nn.Dropout(bands.dropout)
         tails = len(self.cutoff) - 1
         tied_bands: Any = None if tied is None else tied.embeddings
 

@@ -23,7 +23,7 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import split_kv, split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, plain
+from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, plain, records
 from fairseq_ms.core.ops.relative_attention import Sinusoids, relative_attention
 from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCache, StreamState, join, shift
 
@@ -345,7 +345,7 @@ class StreamingModel(LanguageModel[StreamState]):
         """Continue a state or begin new streams: features (B, T, D), and the memory's loss (B,) or None."""
         if state is not None:
             self.check_state(state, tokens_BT)
-        if state is not None and not torch.is_grad_enabled():
+        if state is not None and not records():
             return self.drop(self.advance(tokens_BT, state)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)
         if state is not None:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 # Private: the only way to ask whether saved-tensor hooks are allowed now, and which are active.
 _autograd: Any = torch._C._autograd
-_functorch: Any = torch._C._functorch
+_level: Any = torch._C._functorch.maybe_current_level
 # Torch 2.6 cannot tell which are active: recipes inside a checkpoint keep their sources alive there.
 _top_hooks: Any = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
@@ -32,6 +32,11 @@ def draw_seed() -> int:
     return int(torch.randint(0, 2**62, (), device="cpu"))
 
 
+def records() -> bool:
+    """Whether autograd records operations now."""
+    return torch.is_grad_enabled()
+
+
 def ours() -> bool:
     """Whether masks and what is kept are ours to decide, with gradients or without: not compiled or in torch.func."""
     return hookable() and not torch.compiler.is_compiling()
@@ -39,14 +44,12 @@ def ours() -> bool:
 
 def saves() -> bool:
     """Whether what autograd keeps is ours to decide now."""
-    return torch.is_grad_enabled() and ours()
+    return records() and ours()
 
 
 def hookable() -> bool:
     """Whether saved-tensor hooks are allowed, which ``torch.func`` refuses or does not know."""
-    if torch.compiler.is_compiling():
-        return True
-    return _autograd._saved_tensors_hooks_is_enabled() and _functorch.maybe_current_level() is None
+    return torch.compiler.is_compiling() or (_autograd._saved_tensors_hooks_is_enabled() and _level() is None)
 
 
 def hooked(module: nn.Module) -> bool:
@@ -114,8 +117,7 @@ def feed(
 
 def _keeper() -> Callable[[Tensor], Callable[[], Tensor]]:
     """How to keep a tensor: by the saved-tensor hooks around, such as a checkpoint's, or as it is."""
-    around = _top_hooks(True)
-    if around is not None:
+    if (around := _top_hooks(True)) is not None:
         pack, unpack = around
         return lambda saved: partial(unpack, pack(saved))
 
@@ -247,7 +249,7 @@ def checkpointed(
     It runs once if some of the modules that must be ``unhooked``, or some of their parts, have hooks.
     """
     parts = (part for module in unhooked if module is not None for part in module.modules())
-    if enabled and torch.is_grad_enabled() and hookable() and not any(map(hooked, parts)):
+    if enabled and records() and hookable() and not any(map(hooked, parts)):
         return checkpoint(layer, *inputs, use_reentrant=False)
     return layer(*inputs)
 

@@ -221,7 +221,7 @@ def test_lines_are_whole_and_text_alone_whatever_else_a_tokenizer_json_asks_for(
     more: dict[str, Any] = {
         "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     }
-    more |= {"padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}}
+    more |= {"padding": {"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": None}}
     more["padding"] |= {"pad_id": 1, "pad_type_id": 0, "pad_token": "w"}
     token = {"id": 11, "content": "[PAD]", "single_word": False, "lstrip": False, "rstrip": False}
     more["added_tokens"] = [token | {"normalized": False, "special": True}]

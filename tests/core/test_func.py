@@ -47,9 +47,9 @@ def test_gradients_of_a_reentrant_checkpoint_are_those_of_its_loss(what: str) ->
 @not_oldest
 @pytest.mark.parametrize("name", SOME)
 def test_rows_side_by_side_and_gradients_of_functions_are_those_of_calls(name: str) -> None:
-    model, tokens = build(name, **STILL), torch.randint(11, (3, 1, 9))
+    model, tokens = build(name, **STILL).double(), torch.randint(11, (3, 1, 9))
     expected = torch.stack([model.features(row) for row in tokens])
-    torch.testing.assert_close(torch.func.vmap(model.features)(tokens), expected, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(torch.func.vmap(model.features)(tokens), expected, rtol=0.0, atol=1e-12)
     weights = {key: weight.detach() for key, weight in model.named_parameters()}
     attention._shares.cache_clear()
 
@@ -60,7 +60,7 @@ def test_rows_side_by_side_and_gradients_of_functions_are_those_of_calls(name: s
     model(tokens[0])[0].logsumexp(-1).sum().backward()
     for key, parameter in model.named_parameters():
         if parameter.grad is not None:
-            torch.testing.assert_close(found[key], parameter.grad, rtol=0.0, atol=1e-4)
+            torch.testing.assert_close(found[key], parameter.grad, rtol=0.0, atol=1e-11)
 
 
 @not_oldest
@@ -69,12 +69,12 @@ def test_an_exported_model_goes_on_as_before(name: str) -> None:
     class Logits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = build(name)
+            self.model = build(name).double()
 
         def forward(self, tokens_BT: Tensor) -> Tensor:
             return self.model(tokens_BT)[0]
 
     own, tokens = Logits().eval(), torch.randint(11, (2, 9))
     exported = torch.export.export(own, (tokens,)).module()
-    torch.testing.assert_close(exported(tokens), build(name)(tokens)[0], rtol=0.0, atol=1e-5)
-    assert own(tokens).equal(build(name)(tokens)[0])
+    torch.testing.assert_close(exported(tokens), build(name).double()(tokens)[0], rtol=0.0, atol=1e-12)
+    assert own(tokens).equal(build(name).double()(tokens)[0])

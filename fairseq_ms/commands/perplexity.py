@@ -70,6 +70,9 @@ def run(args: argparse.Namespace) -> None:
         checkpoint, args.gen_subset, args.tokens_per_sample, args.context_window, args.max_tokens, args.batch_size
     )
     data = Path(checkpoint.data)
+    if not data.exists():
+        # Several folders with shards of the training data, of which the first is scored.
+        data = checkpoint.folder
     # Of the training data, a manifest counts both halves.
     uncounted = not data.is_dir() or (data.parent.name, args.gen_subset) == ("halves", "train")
     manifest = args.manifest or (None if uncounted else tokenizing.manifest_of(data))

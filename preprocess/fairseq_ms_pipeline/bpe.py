@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from fairseq_ms_pipeline.files import complete_text
+from fairseq_ms_pipeline.files import OtherFlagsNeeded, complete_text
 from fairseq_ms_pipeline.text import UNKNOWN
 
 WITHOUT_SPACES = "For languages that put no spaces between words: --language zh, ja or ko, or --bpe hf_byte_bpe."
@@ -44,7 +44,7 @@ def learn(
     """Learn BPE operations from the `types` most frequent words: `merges` of them, or fewer from a small
     sample.
 
-    `bar` wraps the loop over the operations. ValueError when there are no words.
+    `bar` wraps the loop over the operations. OtherFlagsNeeded where there is nothing to learn.
     """
     counts: Counter[str] = Counter()
     for counter in counters:
@@ -56,7 +56,7 @@ def learn(
     # Sorted, so that ties do not depend on the order in which workers finished.
     vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in ranked(counts)[:types]))
     if not vocabulary.getvalue():
-        raise ValueError("BPE cannot be learnt: the training split has no words.")
+        raise OtherFlagsNeeded("BPE cannot be learnt: the training split has no words.")
     from subword_nmt import learn_bpe
 
     # subword-nmt draws a bar of its own, without a name, beneath ours.
@@ -64,7 +64,9 @@ def learn(
     with complete_text(codes) as file, patch.object(learn_bpe, "tqdm", bar), faster, redirect_stderr(io.StringIO()):
         learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)
         if file.tell() < 16:  # the line of the version alone
-            raise ValueError("BPE cannot be learnt: no two symbols of the training split occur twice side by side.")
+            raise OtherFlagsNeeded(
+                "BPE cannot be learnt: no two symbols of the training split occur twice side by side."
+            )
 
 
 def _most_frequent(stats: Any, key: object = None) -> Any:
@@ -73,7 +75,7 @@ def _most_frequent(stats: Any, key: object = None) -> Any:
     subword-nmt calls a function for every pair, which takes two thirds of its time.
     """
     if not stats:
-        raise ValueError(f"BPE cannot be learnt: no word of the training split has two symbols. {WITHOUT_SPACES}")
+        raise OtherFlagsNeeded(f"BPE cannot be learnt: no word of the training split has two symbols. {WITHOUT_SPACES}")
     if key is None:
         return max(stats)
     top = max(stats.values())

@@ -18,8 +18,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from fairseq_ms_pipeline.dataset import CODES
-from fairseq_ms_pipeline.files import complete, once_a_file, parsed, part_of
-from fairseq_ms_pipeline.hf_tokenizer import load
+from fairseq_ms_pipeline.files import OtherFlagsNeeded, complete, once_a_file, parsed, part_of
+from fairseq_ms_pipeline.hf_tokenizer import load, reads
 from fairseq_ms_pipeline.lines import Lines
 from fairseq_ms_pipeline.workers import leave_with
 
@@ -101,6 +101,7 @@ def codes_of(file: Path) -> tuple[str, str]:
         found = parsed(file.read_text(encoding="utf-8"))
         model, splits = found["model"], found["pre_tokenizer"]
         vocabulary, merges = model["vocab"], model["merges"]
+        added = [token for token in found.get("added_tokens") or () if not token["special"]]
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"--vocab-from {file} must be a tokenizer.json with BPE merges.") from None
     wanted = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
@@ -110,11 +111,12 @@ def codes_of(file: Path) -> tuple[str, str]:
         found.get("normalizer")
         or any(settings.get(name) != value for name, value in wanted.items())
         or any(model.get(name) for name in others)
+        or added
         or not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())
     ):
         raise ValueError(
-            f"--vocab-from {file} must be of byte-level BPE as GPT-2's is: without a normalizer, and with the "
-            "pre-tokenizer ByteLevel alone, without a prefix space."
+            f"--vocab-from {file} must be of byte-level BPE as GPT-2's is: without a normalizer or added tokens that "
+            "are not special, and with the pre-tokenizer ByteLevel alone, without a prefix space."
         )
     ordered = sorted(vocabulary, key=vocabulary.__getitem__)
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
@@ -148,13 +150,22 @@ def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
 
 
 def encode_lines(text: Path, out: Path, folder: Path) -> Counter[str]:
-    """As ``encode_shard``, each line by itself, by the folder's `tokenizer.json`."""
+    """As ``encode_shard``, each line by itself, by the folder's `tokenizer.json`.
+
+    OtherFlagsNeeded for a line that has what no token stands for, where the tokenizer has no unknown one.
+    """
     tokenizer = _any(folder / "tokenizer.json")
     found: list[int] = []
     with open(text, encoding="utf-8", newline="\n") as file:
         while lines := file.readlines(CHUNK):
             plain = [line.removesuffix("\n") for line in lines]
-            for encoding in tokenizer.encode_batch_fast(plain, add_special_tokens=False):
+            try:
+                encodings = tokenizer.encode_batch_fast(plain, add_special_tokens=False)
+            except Exception as error:  # the library raises no narrower one
+                rule = "--vocab-from must have tokens for every line, or an unknown one"
+                line = next((line for line in plain if not reads(tokenizer, line)), "")
+                raise OtherFlagsNeeded(f"{rule}: {text.name} has {line[:60]!r} ({error}).") from None
+            for encoding in encodings:
                 found += [*encoding.ids, END]
     ids = np.array(found, dtype=np.int32)
     with complete(out) as part, open(part, "wb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
 import shutil
 import sys
@@ -81,9 +82,10 @@ def add_input_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     )
 
 
-def megabytes(value: float) -> int:
-    """Bytes in so many megabytes."""
-    return int(value * 1e6)
+def megabytes(value: float) -> float:
+    """Whole bytes in so many megabytes; infinity and NaN as they are, which ``Dataset.check`` refuses."""
+    found = value * 1e6
+    return int(found) if math.isfinite(found) else found
 
 
 # Which field of the declaration a flag changes, and how.
@@ -107,9 +109,10 @@ def with_flags(dataset: Dataset, args: argparse.Namespace) -> Dataset:
     given = {flag for flag in (*FIELDS, "seed") if getattr(args, flag, None) is not None}
     changes = {FIELDS[flag][0]: FIELDS[flag][1](getattr(args, flag)) for flag in given - {"seed"}}
     changed = replace(dataset, **changes)
+    # First, since what follows needs a package.
+    changed.check()
     if args.vocab_from is not None:
         changed = with_any_tokenizer(changed, args.vocab_from)
-    changed.check()
     for idle, names, reason in (
         (changed.level not in CODES, ("bpe_merges", "bpe_sample_mb"), f"with the level {changed.level}"),
         (changed.level in NUMBERED, ("dict_size",), "with --bpe hf_byte_bpe"),

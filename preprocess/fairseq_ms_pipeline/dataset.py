@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -107,19 +108,20 @@ class Dataset:
         kind, _, size = self.documents.partition(":")
         known = kind in ("ends", "file", "blank", "line", "wikitext") and not size
         lossless, both = self.level in NUMBERED, self.valid_fraction + self.test_fraction
+        shard, sample = self.shard_bytes, self.bpe_sample_bytes
         spoken = languages() if self.tokenise == "moses" else [self.language]
         check_all(
             (self.language in spoken, f"--language must be one of {', '.join(spoken)}", self.language),
             (not lossless or self.tokenise == "none", "--tokenise must be none with --bpe hf_byte_bpe", self.tokenise),
             (self.level not in CODES or self.bpe_merges >= 1, "--bpe-merges must be at least 1", self.bpe_merges),
             (self.dictionary_size >= 0, "--dict-size must be 0 (no limit) or more", self.dictionary_size),
-            (self.shard_bytes >= 1000, "--shard-mb must be at least 0.001", self.shard_bytes / 1e6),
-            (self.bpe_sample_bytes >= 1000, "--bpe-sample-mb must be at least 0.001", self.bpe_sample_bytes / 1e6),
+            (1000 <= shard < math.inf, "--shard-mb must be at least 0.001 and finite", shard / 1e6),
+            (1000 <= sample < math.inf, "--bpe-sample-mb must be at least 0.001 and finite", sample / 1e6),
             (0 < self.valid_fraction < 1, "--valid-fraction must lie between 0 and 1", self.valid_fraction),
             (0 < self.test_fraction < 1, "--test-fraction must lie between 0 and 1", self.test_fraction),
             (both < 1, "--valid-fraction and --test-fraction together must stay below 1", both),
             (
-                known or (kind == "lines" and size.isdigit() and int(size) > 0),
+                known or (kind == "lines" and size.isdecimal() and int(size) > 0),
                 "--documents must be ends, file, blank, line, lines:N or wikitext",
                 self.documents,
             ),

@@ -175,7 +175,7 @@ def document_starts(lines: Iterable[str], documents: str) -> Iterator[tuple[bool
 
 def _uniform(seed: int, key: str) -> float:
     """A number from 0 to 1, always the same."""
-    digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}:{key}".encode(errors="surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 

@@ -17,6 +17,10 @@ Json = dict[str, Any]
 Thing = TypeVar("Thing")
 
 
+class OtherFlagsNeeded(ValueError):
+    """What the same command would meet again: nothing of its run is kept."""
+
+
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
     """A name to write to, which becomes `path` only if the block ends without an error; otherwise nothing is left."""
@@ -50,7 +54,8 @@ def once_a_file(load: Callable[[Path], Thing]) -> Callable[[Path], Thing]:
 
 def write_json(path: Path, value: object) -> None:
     """Write `value` as readable JSON; complete or not at all."""
-    with complete_text(path) as file:
+    # Bytes of a file's name that are not UTF-8 are escaped, as JSON itself escapes characters.
+    with complete(path) as part, open(part, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
         json.dump(value, file, indent=1, ensure_ascii=False, sort_keys=True)
         file.write("\n")
 

@@ -17,7 +17,16 @@ from fairseq_ms_pipeline import binarise, bpe, halves, indexed
 from fairseq_ms_pipeline import manifest as manifests
 from fairseq_ms_pipeline.dataset import CODES, NUMBERED, SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
-from fairseq_ms_pipeline.files import Json, complete, complete_text, only_run_in, read_json, sha256_of, write_json
+from fairseq_ms_pipeline.files import (
+    Json,
+    OtherFlagsNeeded,
+    complete,
+    complete_text,
+    only_run_in,
+    read_json,
+    sha256_of,
+    write_json,
+)
 from fairseq_ms_pipeline.progress import Progress
 from fairseq_ms_pipeline.segment import segment_shard
 from fairseq_ms_pipeline.shards import INDEX, write_shards
@@ -78,15 +87,13 @@ class Job:
 def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
     """The codes and dictionary of a prepared folder; ValueError when they are not what its manifest says.
 
-    Of a file, that alone.
+    Of a tokenizer.json, that alone where no dictionary of its tokens lies beside it.
     """
-    if folder.is_file():
-        if dataset.level not in NUMBERED:
-            raise ValueError(f"--vocab-from {folder} is a tokenizer.json, which needs --bpe hf_byte_bpe.")
-        beside = folder.with_name("dict.txt")
-        return {"tokenizer": folder, **({"dictionary": beside} if beside.is_file() else {})}
-    if is_imported(folder):
-        return _vocabulary_files(folder / "tokenizer.json", dataset)
+    tokenizer = _tokenizer_in(folder)
+    if tokenizer.is_file() and dataset.level not in NUMBERED:
+        raise ValueError(f"--vocab-from {tokenizer} is a tokenizer.json, which needs --bpe hf_byte_bpe.")
+    if (imported := is_imported(tokenizer)) or folder.is_file():
+        return {"tokenizer": tokenizer, **({"dictionary": tokenizer.with_name("dict.txt")} if imported else {})}
     if not (folder / manifests.NAME).is_file():
         raise ValueError(f"--vocab-from {folder} is not a prepared folder: it has no {manifests.NAME}.")
     manifest = manifests.read(folder, "--vocab-from")
@@ -100,16 +107,26 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
     return {key: folder / name for key, name in names.items()}
 
 
-def is_imported(folder: Path) -> bool:
-    """Whether a folder is of `fairseq-ms import`, with a tokenizer and a dictionary."""
-    return all((folder / name).is_file() for name in ("tokenizer.json", "dict.txt"))
+def _tokenizer_in(place: Path) -> Path:
+    """The `tokenizer.json` of a folder, or that which is named itself."""
+    return place / "tokenizer.json" if place.is_dir() else place
+
+
+def is_imported(tokenizer: Path) -> bool:
+    """Whether a `tokenizer.json` has its dictionary beside it, as in a folder of `fairseq-ms import`."""
+    dictionary = tokenizer.with_name("dict.txt")
+    if not (tokenizer.is_file() and dictionary.is_file()):
+        return False
+    from fairseq_ms_pipeline import hf_tokenizer
+
+    return hf_tokenizer.is_dictionary_of(dictionary, tokenizer)
 
 
 def with_any_tokenizer(dataset: Dataset, place: Path) -> Dataset:
     """The declaration of a run with `--vocab-from`, whose tokenizer may be another than GPT-2's byte-level BPE."""
     if dataset.level != "hf_byte_bpe":
         return dataset
-    any_kind = is_imported(place) or (place.is_file() and is_imported(place.parent))
+    any_kind = is_imported(_tokenizer_in(place))
     if place.is_file() and not any_kind:
         from fairseq_ms_pipeline.byte_bpe import codes_of
 
@@ -152,7 +169,8 @@ def in_work_folder(
     """Run `stages` in the folder's work folder, under its lock, publish what they leave in its folder `ready`, and
     return the manifest, to which they give `vocabulary` and `splits`; a finished folder is left as it is.
 
-    After an error that the user must mend nothing is left, unless shards say that the input was read.
+    After an error that the user must mend nothing is left, unless shards say that the input was read, and the same
+    command may go on.
     """
     work = out / WORK
     ready = work / "ready"
@@ -173,8 +191,8 @@ def in_work_folder(
                 about = {"dataset": dataset.name, "settings": settings, "versions": manifests.versions()}
                 write_json(ready / manifests.NAME, {**about, **made, "files": manifests.checksums(ready)})
             manifest = _publish(ready, out)
-        except ValueError:
-            if not (work / SHARDS).exists():
+        except ValueError as error:
+            if isinstance(error, OtherFlagsNeeded) or not (work / SHARDS).exists():
                 shutil.rmtree(out if is_new else work)
             raise
         shutil.rmtree(work)

@@ -17,13 +17,14 @@ class _SplitWriter:
 
     def __init__(self, split: str, raw: Path, shard_bytes: int) -> None:
         self.split, self.raw, self.shard_bytes = split, raw, shard_bytes
-        self.documents = 0
+        self.documents = self.lines = 0
         self.shards: list[str] = []
         self._lines: list[str] = []
         self._bytes = 0
 
     def add(self, line: Line) -> None:
         self.documents += line.starts_document
+        self.lines += 1
         self._lines.append(line.text)
         self._bytes += len(line.text.encode()) + 1
         if self._bytes >= self.shard_bytes:
@@ -56,18 +57,21 @@ def write_shards(lines: Iterable[Line], raw: Path, dataset: Dataset) -> dict[str
     for writer in writers.values():
         writer.flush()
     if empty := [split for split, writer in writers.items() if not writer.shards]:
-        raise ValueError(f"--input has no text for the split {' or '.join(empty)}: {_advice(dataset, empty)}.")
+        advice = _advice(dataset, empty, sum(writer.lines for writer in writers.values()))
+        raise ValueError(f"--input has no text for the split {' or '.join(empty)}: {advice}.")
     found = {split: {"shards": w.shards, "documents": w.documents} for split, w in writers.items()}
     write_json(index, found)
     return found
 
 
-def _advice(dataset: Dataset, empty: list[str]) -> str:
+def _advice(dataset: Dataset, empty: list[str], lines: int) -> str:
     """How text comes into empty splits, by what the data set goes by: names or, of your own text, flags."""
     if dataset.split_names:
         return f"name its files {', '.join(SPLITS)}"
     if dataset.name != "text":
         return "give it more text"
+    if lines < len(SPLITS):
+        return f"give it more text, at least {len(SPLITS)} lines"
     lines_each = 1 if dataset.documents == "ends" else int(dataset.documents.partition(":")[2] or 100) // 10 or 1
     ways = [f"--documents lines:{lines_each}"] if dataset.documents not in ("line", "lines:1") else []
     # Where nothing is left to train on, larger fractions leave less.

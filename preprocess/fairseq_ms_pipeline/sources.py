@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import tarfile
 import zipfile
 import zlib
@@ -157,12 +158,27 @@ def _raw_lines(file: TextFile) -> Iterator[bytes]:
 
 
 def plain_files(path: Path) -> list[Path]:
-    """A file itself, or all files below a folder, sorted; hidden ones are passed over."""
+    """A file itself, or all files below a folder, through links too, sorted; hidden ones are passed over.
+
+    A folder that several names lead to is read once, by its own name where it lies below ``path`` itself.
+    """
     if path.is_file():
         return [path]
-    files = [file for file in path.rglob("*") if file.is_file()]
-    # Hidden folders hold copies of an editor's or what a run of `prepare` has not finished, never data.
-    return sorted(file for file in files if not any(part[0] == "." for part in file.relative_to(path).parts))
+    found: list[Path] = []
+    known: set[str] = set()
+    starts = [path]
+    for start in starts:
+        for place, folders, names in os.walk(start):
+            # Hidden folders hold copies of an editor's or what a run of `prepare` has not finished, never data.
+            folders[:] = sorted(name for name in folders if name[0] != ".")
+            if (real := os.path.realpath(place)) in known:
+                folders.clear()
+                continue
+            known.add(real)
+            # After all that is reached without a link.
+            starts += [folder for folder in (Path(place, name) for name in folders) if folder.is_symlink()]
+            found += [Path(place, name) for name in names if name[0] != "."]
+    return sorted(file for file in found if file.is_file())
 
 
 def _zip_members(file: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile]:

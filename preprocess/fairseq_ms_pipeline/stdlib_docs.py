@@ -125,7 +125,7 @@ def split_by_size(sizes: dict[str, int], seed: int, fraction: float, few: bool =
     """
 
     def drawn(name: str) -> bytes:
-        return hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+        return hashlib.blake2b(f"{seed}:{name}".encode(errors="surrogateescape"), digest_size=8).digest()
 
     wanted = fraction * sum(sizes.values())
     filled = {"valid": 0, "test": 0}

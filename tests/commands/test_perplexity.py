@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 from pathlib import Path
@@ -160,6 +161,13 @@ def test_a_half_has_the_counts_of_its_folder_where_they_are_of_the_data_scored(p
     half = place / "data/halves/second"
     assert ours(place, tmp_path, "--data", half)["bits_per_byte"] == ours(place, tmp_path)["bits_per_byte"]
     assert "bits_per_byte" not in ours(place, tmp_path, "--data", half, "--gen-subset", "train")
+
+
+def test_of_sharded_data_the_manifest_is_that_of_the_first_folder(place, tmp_path):
+    shards = f"{place / 'data/bin'}{os.pathsep}{place / 'data/halves/second'}"
+    found = ours(place, tmp_path, "--data", shards)
+    assert (found["data"], found["manifest"]) == (str(place / "data/bin"), str(place / "data/manifest.json"))
+    assert found["bits_per_byte"] == ours(place, tmp_path)["bits_per_byte"]
 
 
 def test_images_have_bits_per_byte_and_no_words():

@@ -140,6 +140,20 @@ def test_lines_have_the_tokens_of_a_tokenizer_json(prepared, tmp_path) -> None:
         assert tokens == theirs.encode(line, add_special_tokens=False).tokens
 
 
+def check_tokens(out: Path, theirs: tokenizers.Tokenizer) -> None:
+    """That lines are the numbers of a tokenizer's tokens, in its data and by its pipeline, and are undone as by it."""
+    dictionary = Dictionary.load(str(out / "bin" / "dict.txt"))
+    assert dictionary.symbols[4:] == [str(number) for number in range(theirs.get_vocab_size())]
+    data = indexed_dataset.make_dataset(str(out / "bin" / "test"), impl="mmap")
+    lines = ("plain\n" + ODD).removesuffix("\n").split("\n")
+    pipeline = tokenizing.lines_of(tokenizing.pipeline_of(out / "bin", None, None, None, None))
+    for line, row in zip(lines, data, strict=True):
+        symbols = [str(number) for number in theirs.encode(line, add_special_tokens=False).ids]
+        assert dictionary.string(row).split() == symbols
+        assert pipeline.symbols_of(line) == symbols
+        assert pipeline.text_of(symbols) == theirs.decode([*map(int, symbols)], skip_special_tokens=False)
+
+
 METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
 SPLIT = {"type": "Split", "pattern": {"Regex": "\\p{L}+|\\p{N}{1,3}| ?[^\\s]"}, "behavior": "Isolated", "invert": False}
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}
@@ -197,19 +211,38 @@ def test_lines_have_the_tokens_of_a_tokenizer_json_of_any_other_kind(kind: str, 
     shutil.copytree(prepared[0], texts)
     theirs = of_hugging_face(texts, **OTHERS[kind])
     assert prepare(texts, "--out", out, "--vocab-from", tmp_path / "tokenizer.json") == ""
-    dictionary = Dictionary.load(str(out / "bin" / "dict.txt"))
-    assert dictionary.symbols[4:] == [str(number) for number in range(theirs.get_vocab_size())]
-    data = indexed_dataset.make_dataset(str(out / "bin" / "test"), impl="mmap")
-    lines = ("plain\n" + ODD).removesuffix("\n").split("\n")
-    pipeline = tokenizing.lines_of(tokenizing.pipeline_of(out / "bin", None, None, None, None))
-    for line, row in zip(lines, data, strict=True):
-        symbols = [str(number) for number in theirs.encode(line, add_special_tokens=False).ids]
-        assert dictionary.string(row).split() == symbols
-        assert pipeline.symbols_of(line) == symbols
-        assert pipeline.text_of(symbols) == theirs.decode([*map(int, symbols)], skip_special_tokens=False)
+    check_tokens(out, theirs)
     # What was prepared with it serves other texts, too.
     assert prepare(texts, "--out", tmp_path / "again", "--vocab-from", out) == ""
     assert (tmp_path / "again/bin/test.bin").read_bytes() == (out / "bin/test.bin").read_bytes()
+
+
+def test_added_tokens_are_tokens_of_lines(prepared, tmp_path: Path) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "out"
+    shutil.copytree(prepared[0], texts)
+    theirs = of_hugging_face(texts)
+    theirs.add_tokens(["plain", "and \u00a0"])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    assert prepare(texts, "--out", out, "--vocab-from", tmp_path / "tokenizer.json") == ""
+    check_tokens(out, theirs)
+
+
+WITHOUT_UNKNOWN: dict[str, Any] = {
+    "unigram": {"type": "Unigram", "unk_id": None, "vocab": [["\u2581w", -1.0], ["0", -2.0], ["1", -2.5]]},
+    "words": {"type": "WordLevel", "vocab": {"w0": 0, "w1": 1}, "unk_token": "<unk>"},
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_UNKNOWN)
+def test_a_tokenizer_that_cannot_read_the_text_is_one_sentence_and_leaves_nothing(
+    kind: str, prepared, tmp_path: Path
+) -> None:
+    texts = shutil.copytree(prepared[0], tmp_path / "texts")
+    of_hugging_face(texts, **OTHERS[kind] | {"model": WITHOUT_UNKNOWN[kind]})
+    said = prepare(texts, "--out", tmp_path / "out", "--vocab-from", tmp_path / "tokenizer.json")
+    assert "--vocab-from must have tokens for every line, or an unknown one: train-000000.txt has 'w" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_lines_are_whole_and_text_alone_whatever_else_a_tokenizer_json_asks_for(prepared, tmp_path) -> None:
@@ -243,6 +276,34 @@ def test_a_dictionary_beside_a_tokenizer_json_is_that_of_the_data(prepared, tmp_
         assert prepare(texts, "--out", out, "--vocab-from", place) == ""
         assert (out / "bin/dict.txt").read_bytes() == (tmp_path / "dict.txt").read_bytes()
         assert read_json(out / "manifest.json")["splits"]["test"]["unknown"] == 0
+
+
+@pytest.mark.parametrize("text", ["268 9\n3 2\n", "0 0\n1 0\n", "w0 3\n", "no dictionary\n"])
+@pytest.mark.parametrize("kind", ["bytes", "split"])
+def test_another_dictionary_beside_a_tokenizer_json_is_none_of_it(
+    kind: str, text: str, prepared, tmp_path: Path
+) -> None:
+    texts = shutil.copytree(prepared[0], tmp_path / "texts")
+    of_hugging_face(texts, **OTHERS.get(kind, {}))
+    command = ("--vocab-from", tmp_path / "tokenizer.json", "--out")
+    assert prepare(texts, *command, tmp_path / "alone") == ""
+    (tmp_path / "dict.txt").write_text(text)
+    assert prepare(texts, *command, tmp_path / "beside") == ""
+    assert (tmp_path / "beside/bin/dict.txt").read_bytes() == (tmp_path / "alone/bin/dict.txt").read_bytes()
+    said = prepare(texts, "--vocab-from", tmp_path, "--out", tmp_path / "folder")
+    assert "is not a prepared folder: it has no manifest.json." in said
+    assert not (tmp_path / "folder").exists()
+
+
+def test_special_tokens_which_no_line_has_need_no_place_in_the_dictionary_beside(prepared, tmp_path: Path) -> None:
+    texts = shutil.copytree(prepared[0], tmp_path / "texts")
+    theirs = of_hugging_face(texts)
+    size = theirs.get_vocab_size()
+    theirs.add_special_tokens(["<mask>"])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "dict.txt").write_text("".join(f"{number} 0\n" for number in range(size)))
+    assert prepare(texts, "--out", tmp_path / "out", "--vocab-from", tmp_path) == ""
+    assert (tmp_path / "out/bin/dict.txt").read_bytes() == (tmp_path / "dict.txt").read_bytes()
 
 
 def test_a_folder_that_cannot_be_made_is_named(prepared) -> None:

@@ -1,5 +1,6 @@
 """Source code: whole folders in one split, equal files once, nothing of a line lost."""
 
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -58,6 +59,16 @@ def project(folder: Path, files: dict[str, int]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.py").write_text("".join(f"{name} = {line}\n" for line in range(count)))
     return folder
+
+
+def test_linked_folders_and_names_that_are_not_utf_8_are_sources_too(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"\xff\xfe")
+    project(tmp_path / "elsewhere", {"a": 3})
+    tree = project(tmp_path / odd / odd, {"b": 2, "c": 2, "d": 2}).parent
+    (tree / "linked").symlink_to(tmp_path / "elsewhere")
+    sample.prepare("code", "--input", tree, "--bpe-merges", "20", "--out", tmp_path / "out")
+    texts = [(tmp_path / "out" / "text" / f"{split}.txt").read_text() for split in ("train", "valid", "test")]
+    assert sum(text.count("a = ") for text in texts) == 3
 
 
 CHANGES = {

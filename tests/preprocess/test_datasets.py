@@ -5,6 +5,7 @@ import importlib.util
 import io
 import itertools
 import json
+import os
 import random
 import re
 import struct
@@ -17,7 +18,7 @@ import pytest
 
 from fairseq_ms import cli
 from fairseq_ms_pipeline.files import read_json
-from fairseq_ms_pipeline.sources import text_files
+from fairseq_ms_pipeline.sources import plain_files, text_files
 from tests.preprocess.sample import archived, prepare
 
 WORDS = ["the", "of", "river", "unnatural", "kings", "walked", "dance", "dancing", "town", "towns", "<unk>", "@-@"]
@@ -152,6 +153,40 @@ def test_your_own_text_is_split_by_the_names_train_valid_and_test_when_they_are_
     assert "--split given: --input has no file or folder named valid or test" in said
 
 
+def test_linked_folders_are_read_and_a_loop_of_links_ends(tmp_path):
+    for split in ("real", "mine/valid", "mine/test"):
+        (tmp_path / split).mkdir(parents=True)
+        (tmp_path / split / "a.txt").write_text(f"of {split}\n")
+    (tmp_path / "mine" / "train").symlink_to(Path("..", "real"))
+    (tmp_path / "real" / "back").symlink_to(tmp_path / "mine")
+    (tmp_path / "mine" / ".hidden").symlink_to(tmp_path)
+    # A folder that lies in the input itself keeps its name.
+    (tmp_path / "mine" / "a").symlink_to("test")
+    assert [str(file.relative_to(tmp_path)) for file in plain_files(tmp_path / "mine")] == [
+        f"mine/{split}/a.txt" for split in ("test", "train", "valid")
+    ]
+    prepare("text", "--input", tmp_path / "mine", "--out", tmp_path / "out", "--level", "word")
+    assert text_of(tmp_path / "out", "train") == "of real\n"
+
+
+@pytest.mark.parametrize("flags", [["--documents", "file"], ["--documents", "lines:1", "--test-fraction", "0.5"]])
+@pytest.mark.parametrize("name", ["", os.fsdecode(b"\xfe.txt")])
+def test_names_that_are_not_utf_8_are_read(tmp_path, flags, name):
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        file = os.fsdecode(b"\xff\xfe%d.txt" % number)
+        (tmp_path / "in" / file).write_text("".join(f"{number} {line}\n" for line in range(200)))
+    source = tmp_path / "in"
+    if name:
+        source = source.rename(tmp_path / name)
+    if flags[1] != "file":
+        source = next(source.iterdir())
+    command = ("text", "--input", source, "--out", tmp_path / "out", "--level", "word", *flags)
+    prepare(*command)
+    assert read_json(tmp_path / "out" / "manifest.json")["settings"]["inputs"][0]["name"] == source.name
+    assert "is prepared already" in prepare(*command).stdout
+
+
 def changed_zip(flags: int = 0, method: int = zipfile.ZIP_STORED) -> bytes:
     """An archive of a text with other flags, or another method, than it was written with."""
     file = io.BytesIO()
@@ -221,6 +256,10 @@ def test_what_cannot_be_read_is_one_sentence_and_leaves_nothing(tmp_path, wikite
         ("text", ["--bpe", "hf_byte_bpe", "--tokenise", "moses"], "--tokenise must be none with --bpe hf_byte_bpe"),
         ("text", ["--bpe", "hf_byte_bpe", "--dict-size", "9"], "--dict-size has no meaning with --bpe hf_byte_bpe"),
         ("text", ["--bpe", "hf_byte_bpe", "--bpe-merges", "0"], "--bpe-merges must be at least 1, not 0."),
+        ("text", ["--bpe-sample-mb", "inf"], "--bpe-sample-mb must be at least 0.001 and finite, not inf."),
+        ("text", ["--shard-mb", "nan"], "--shard-mb must be at least 0.001 and finite, not nan."),
+        ("text", ["--shard-mb", "1e308"], "--shard-mb must be at least 0.001 and finite, not inf."),
+        ("text", ["--documents", "lines:²"], "--documents must be ends, file, blank, line, lines:N or wikitext, not"),
         ("recall", ["--values", "1"], "--values must be at least 2, not 1."),
         ("recall", ["--pairs", "2"], "--pairs has no meaning with --exercise passkey"),
         ("recall", ["--exercise", "pairs", "--pairs", "20"], "--pairs must not exceed --values 16"),
@@ -306,7 +345,7 @@ def test_files_of_the_same_name_in_several_inputs_are_shared_out_like_others(tmp
 def test_what_is_too_little_for_three_splits_is_told_only_of_flags_that_the_data_set_has(tmp_path, dataset, files):
     for name in files:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_text(f"{name} of one line\n")
+        (tmp_path / "in" / name).write_text(f"{name}\nof two lines\n")
     refused = prepare(dataset, "--input", tmp_path / "in", "--out", tmp_path / "out", check=False)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     flags = set(re.findall(r"--[\w-]+", refused.stderr.replace(str(tmp_path), "")))

@@ -130,6 +130,16 @@ def test_a_folder_that_was_prepared_or_begun_before_keeps_its_rule(
     assert "documents is 'file' there and 'ends' now" in capsys.readouterr().err
 
 
+def test_a_folder_of_another_rule_is_not_taken_for_one_of_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text(novel(1, 400))
+    command = ("--input", tmp_path / "a.txt", "--out", tmp_path / "out")
+    assert prepared(*command, "--documents", "lines:10") == 0
+    assert prepared(*command) == 2
+    assert "documents is 'lines:10' there and 'ends' now" in capsys.readouterr().err
+
+
 def test_it_prints_bytes_and_tokens_of_each_split_and_the_next_command_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_language_without_spaces_and_two_files_get_advice(tmp_path: Path) -> N
     said = sample.prepare(*flags, tmp_path / "characters", check=False).stderr
     assert "--language zh" in said
     assert said.count("\n") == 1
+    assert not (tmp_path / "characters").exists(), "which would refuse the other flag"
     assert sample.prepare(*flags, tmp_path / "words", "--language", "zh").stderr == ""
     (texts / "c.txt").unlink()
     said = prepare("--input", texts, "--out", tmp_path / "two")

@@ -170,12 +170,20 @@ def test_another_program_s_manifest_is_refused_by_the_flag_that_names_its_folder
 )
 def test_an_empty_split_leaves_nothing_and_the_advice_names_documents_that_are_smaller(tmp_path, documents, advice):
     source = tmp_path / "sample.txt"
-    source.write_text("one line only\n")
+    source.write_text("one line of four\n" * 4)
     dataset = replace(DATASET, name="text", documents=documents, valid_fraction=0.01, test_fraction=0.01)
     with pytest.raises(ValueError, match="--input has no text for the split ") as refused:
         run(job_of(source, tmp_path / "out", dataset))
     assert advice in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("documents", ["ends", "lines:1"])
+def test_of_fewer_lines_than_splits_the_advice_is_more_text(tmp_path, documents):
+    source = tmp_path / "sample.txt"
+    source.write_text("one line\nand another\n")
+    with pytest.raises(ValueError, match=r"no text for the split .*: give it more text, at least 3 lines\.$"):
+        run(job_of(source, tmp_path / "out", replace(DATASET, name="text", documents=documents)))
 
 
 @pytest.mark.parametrize(
@@ -185,6 +193,7 @@ def test_an_empty_split_leaves_nothing_and_the_advice_names_documents_that_are_s
         ("shard_bytes", 1, "--shard-mb must be at least 0.001"),
         ("documents", "page", "--documents must be .* not 'page'"),
         ("documents", "lines:x", "--documents must be .* not 'lines:x'"),
+        ("documents", "lines:²", "--documents must be .* not 'lines:²'"),
         ("valid_fraction", 1.5, "--valid-fraction must lie between 0 and 1, not 1.5"),
         ("test_fraction", 0.9, "together must stay below 1"),
         ("dictionary_size", -1, "--dict-size must be 0"),

@@ -112,11 +112,11 @@ def is_given(args: argparse.Namespace, dataset: Dataset) -> bool:
 
 
 def documents_of(out: Path) -> str:
-    """How to split where no flag says it: as the folder was begun, which may have been before there was another way."""
+    """How to split where no flag says it: by files in a folder that was begun so, which was the default of 0.2.0."""
     run = next((file for file in (out / manifests.NAME, out / WORK / "plan.json") if file.is_file()), None)
     found = read_json(run) if run is not None else {}
     settings = found.get("settings") if isinstance(found, dict) else None
-    return str((settings or {}).get("documents", DATASET.documents))
+    return "file" if (settings or {}).get("documents") == "file" else DATASET.documents
 
 
 def make_job(args: argparse.Namespace) -> Job:

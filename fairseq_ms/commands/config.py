@@ -7,7 +7,7 @@ import difflib
 import json
 import shlex
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,7 +168,11 @@ def listed(presets: Iterable[Preset]) -> str:
 
 
 def settings(
-    preset: Preset, data: Path | None = None, updates: int | None = None, name: str = ""
+    preset: Preset,
+    data: Path | None = None,
+    updates: int | None = None,
+    name: str = "",
+    others: Mapping[str, Mapping[str, object]] | None = None,
 ) -> dict[str, dict[str, object]]:
     """All settings of a preset by section; the length of a segment belongs to the task, as fairseq has it.
 
@@ -177,6 +181,7 @@ def settings(
         data: fairseq's data folder, of which the preset may want one half.
         updates: how many; as the preset has it when None, or one epoch of the data.
         name: of the folder of its checkpoints; that of the preset when "".
+        others: settings in the place of the preset's, such as those that decide how long an epoch is.
     """
     name = name or preset.name
     sections = {key: {**preset.recipe.settings.get(key, {}), **shared} for key, shared in _SHARED.items()}
@@ -186,6 +191,8 @@ def settings(
     if "tokens_per_sample" in values:
         sections["task"]["tokens_per_sample"] = values.pop("tokens_per_sample")
     sections["model"] = {"_name": preset.model, **sections["model"], **values}
+    for section, own in (others or {}).items():
+        sections[section] |= own
     if data is not None:
         folder = half_of(data.absolute(), preset.recipe.half)
         sections["task"]["data"] = str(folder)
@@ -235,8 +242,10 @@ def _an_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     """Updates of an epoch of a folder's training data."""
     task, batch = sections["task"], int(str(sections["dataset"]["batch_size"]))
     row, mode = int(str(task["tokens_per_sample"])), str(task["sample_break_mode"])
+    accumulated = sections["optimization"].get("update_freq") or [1]
+    assert isinstance(accumulated, list)
     try:
-        return updates_of_an_epoch(folder / "train", row, mode, batch)
+        return updates_of_an_epoch(folder / "train", row, mode, batch * accumulated[0])
     except (ValueError, OSError) as error:
         raise UsageError(f"--data must be as fairseq-ms prepare writes it: {error}") from error
 

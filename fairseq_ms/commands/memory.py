@@ -93,6 +93,16 @@ class _Asked(NamedTuple):
     device: torch.device
     dtype: torch.dtype
 
+    @property
+    def linear(self) -> bool:
+        """Whether it is trained by ``linear_cross_entropy``."""
+        return bool(self.cfg.criterion._name == "linear_cross_entropy")
+
+    @property
+    def muon(self) -> bool:
+        """Whether it is trained by Muon."""
+        return getattr(self.cfg.optimizer, "_name", None) == "muon"
+
     def model(self) -> FairseqLanguageModel:
         """The model, in the precision that it is trained in."""
         from fairseq_ms.tools import untrained
@@ -120,6 +130,12 @@ def _asked(args: argparse.Namespace) -> _Asked:
         cfg.model.unpredicted_symbols = None
     else:
         cfg = untrained.parse(args.fairseq_flags, args.own_flags)
+        for flag, own, known in (
+            ("--criterion", cfg.criterion, ("cross_entropy", "linear_cross_entropy", "adaptive_loss")),
+            ("--optimizer", cfg.optimizer, ("adam", "adamw", "muon")),
+        ):
+            if (name := getattr(own, "_name", None)) is not None and name not in known:
+                raise UsageError(f"{flag} must be one whose memory is known, {', '.join(known)}: got {name}")
         vocabulary = args.vocabulary or enough_symbols(cfg.model, _symbols_of(cfg.model))
         untrained.build_model(cfg, vocabulary, device="meta")
     device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
@@ -145,12 +161,12 @@ def _footprint(args: argparse.Namespace, asked: _Asked) -> None:
     with training_step.ShapesAlone() if args.no_measurement else nullcontext():
         model = asked.model()
         try:
-            parts = training_step.step_parts(model, batch, tokens)
+            parts = training_step.step_parts(model, batch, tokens, asked.linear)
         except UsageError as why:
             print(f"no breakdown: {why}")
-        weights = training_step.weight_bytes(model)
+        weights = training_step.weight_bytes(model, asked.muon)
     kept = training_step.total(parts)
-    gradient = training_step.logits_gradient(model, batch, tokens)
+    gradient = training_step.logits_gradient(model, batch, tokens, asked.linear)
     print(format_parts(parts, {"gradient of logits": gradient, **weights}))
     result: dict[str, object] = {"arch": str(asked.cfg.model._name), "batch": batch, "tokens": tokens}
     result |= {"vocabulary": asked.vocabulary, "gradient_of_logits": gradient, "weights": weights}
@@ -161,7 +177,7 @@ def _footprint(args: argparse.Namespace, asked: _Asked) -> None:
         a_target = kept / (batch * tokens)
         result |= {"measured": kept, "measured_per_target": a_target}
         print(f"kept for backward, measured: {kept / GB:.4f} GB, {a_target / 1e3:.1f} kB a scored target")
-        peak = training_step.cuda_peak(model, batch, tokens)
+        peak = training_step.cuda_peak(model, batch, tokens, asked.linear)
         if peak is not None:
             result["max_memory_allocated"] = peak
             print(f"torch.cuda.max_memory_allocated: {peak / GB:.4f} GB")
@@ -247,7 +263,7 @@ def _written(layers: Layers) -> str:
 def _step_bytes(asked: _Asked, layers: Layers) -> float:
     """Bytes of a training step with so many layers at each scale, from a step that is followed by its shapes alone.
 
-    They are what the step keeps, the gradient of the logits, weights, gradients and Adam's two moments. Raises
+    They are what the step keeps, the gradient of the logits, weights, gradients and the optimizer's moments. Raises
     UsageError where shapes depend on the tokens.
     """
     from fairseq_ms.tools import training_step
@@ -259,9 +275,9 @@ def _step_bytes(asked: _Asked, layers: Layers) -> float:
         cfg.model.decoder_layers = layers[1]
     with training_step.ShapesAlone():
         model = asked._replace(cfg=cfg, loaded=None).model()
-        kept = training_step.step_bytes(model, asked.batch, asked.tokens)
-    gradient = training_step.logits_gradient(model, asked.batch, asked.tokens)
-    return kept + gradient + sum(training_step.weight_bytes(model).values())
+        kept = training_step.step_bytes(model, asked.batch, asked.tokens, asked.linear)
+    gradient = training_step.logits_gradient(model, asked.batch, asked.tokens, asked.linear)
+    return kept + gradient + sum(training_step.weight_bytes(model, asked.muon).values())
 
 
 Point = dict[str, float]

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 # Of what fairseq logs, who says what a user follows: losses, unless a bar does, and what this package has to say.
 _SHOWN, _LOSSES = "fairseq_ms", ("train", "train_inner", "valid")
-_LINE = "Loaded checkpoint"
+_LINES = ("Loaded checkpoint", "early stop", "Stopping training due to cumulative")
 _NOT_SHOWN = ("Saving checkpoint", "Finished saving")
+# Settings by which a preset's epoch, dropout and intervals are others.
+_LENGTHS = ("dataset.batch_size", "task.tokens_per_sample", "optimization.update_freq", "optimization.max_update")
 # Of the time of training, that of validations; scoring a token takes a third of the time that training on it does.
 _VALIDATING = 0.1 * 3
 
@@ -118,8 +120,9 @@ def _written(args: argparse.Namespace) -> dict[str, Any]:
     if args.config in CONFIGS and not path.is_file():
         if args.data is None:
             raise UsageError(f"--data must be given with a preset: got {args.config} alone")
-        preset = CONFIGS[args.config]
-        return config.settings(preset, args.data, args.max_update)
+        others = _lengths(args.fairseq_flags)
+        updates = others.get("optimization", {}).pop("max_update", args.max_update)
+        return config.settings(CONFIGS[args.config], args.data, updates, others=others)
     if not path.is_file():
         beside = [str(file) for file in (Path(f"{path}.yaml"), Path("configs", f"{path.name}.yaml")) if file.is_file()]
         near = beside or difflib.get_close_matches(args.config, CONFIGS, 3)
@@ -147,6 +150,24 @@ def _written(args: argparse.Namespace) -> dict[str, Any]:
     if args.max_update is not None:
         written.setdefault("optimization", {})["max_update"] = args.max_update
     return written
+
+
+def _lengths(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of SECTION.NAME=VALUE those that say how long an epoch and a run are, where they can be."""
+    import yaml
+
+    found = dict[str, dict[str, Any]]()
+    for text in overrides:
+        key, _, given = text.lstrip("+").partition("=")
+        try:
+            value = yaml.safe_load(given)
+        except yaml.YAMLError:
+            continue
+        counts = value if isinstance(value, list) and key == "optimization.update_freq" else [value]
+        if key in _LENGTHS and counts and all(isinstance(count, int) and count > 0 for count in counts):
+            section, _, name = key.partition(".")
+            found.setdefault(section, {})[name] = value
+    return found
 
 
 def composed(written: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig:
@@ -266,7 +287,7 @@ class Followed(logging.Filter):
 
         text, name = record.getMessage(), record.name.partition(".")[0]
         own = (name == _SHOWN or (name in _LOSSES and not screens)) and not text.startswith(_NOT_SHOWN)
-        return own or record.levelno >= logging.WARNING or text.startswith(_LINE)
+        return own or record.levelno >= logging.WARNING or text.startswith(_LINES)
 
 
 class Terminal(logging.StreamHandler):

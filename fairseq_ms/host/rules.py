@@ -64,11 +64,16 @@ def refuse(cfg: Any) -> None:
     numbers = {"--seed": (seed, 0), "--num-workers": (setting(cfg, "dataset.num_workers", 0), 0)}
     numbers["--update-freq"] = min(setting(cfg, "optimization.update_freq", [1])), 1
     numbers["--lr"] = min(setting(cfg, "optimization.lr", [0])), 0
+    numbers["--softmax-batch"] = setting(cfg, "eval_lm.softmax_batch", 0), 0
+    shard, shards = setting(cfg, "dataset.shard_id", 0), setting(cfg, "dataset.num_shards", 1)
+    numbers["--shard-id"] = shard, 0
     for flag, (value, lowest) in numbers.items():
         if not value >= lowest:
             raise UsageError(f"{flag} must be at least {lowest}: got {value}")
     if seed >= 2**32:
         raise UsageError(f"--seed must be at most {2**32 - 1}: got {seed}")
+    if shard >= max(shards, 1):
+        raise UsageError(f"--shard-id must be below --num-shards {shards}: got {shard}")
     # fairseq-validate and other tasks have none.
     tokens, context = setting(cfg, "task.tokens_per_sample"), setting(cfg, "eval_lm.context_window", 0)
     if tokens is not None and tokens <= context:
@@ -157,7 +162,10 @@ def refuse_to_train(cfg: Any) -> None:
 
 
 def warn_of_warmup(cfg: Any) -> None:
-    """Warn where the whole training is a warm-up, and the rate never what it is said to be."""
+    """Warn where the whole training is a warm-up, and the rate never what it is said to be.
+
+    A cosine after it, which would then have no updates, gets one: fairseq divides by their number.
+    """
     # Optimizers and schedules that fairseq registers without a dataclass have an argparse namespace here.
     groups = getattr(cfg.optimizer, "groups", None) or {}
     parts = [cfg.lr_scheduler, *(getattr(group, "lr_scheduler", None) for group in groups.values())]
@@ -167,3 +175,6 @@ def warn_of_warmup(cfg: Any) -> None:
             f"--max-update should be greater than --warmup-updates {warmup}, or the learning rate never reaches --lr: "
             f"got {cfg.optimization.max_update}"
         )
+    for part in parts:
+        if getattr(part, "lr_period_updates", 1) <= 0 and cfg.optimization.max_update == part.warmup_updates:
+            part.lr_period_updates = 1

@@ -33,7 +33,14 @@ def save_and_stop(
     valid_subsets: Any,
     end_of_epoch: bool,
 ) -> Any:
-    """``validate_and_save``, which comes after every update: it also saves when that is due, or a signal has come."""
+    """``validate_and_save``, which comes after every update: it also saves when that is due, or a signal has come.
+
+    The last epoch's end is validated and saved, as the last update is, whatever the intervals are.
+    """
+    last = end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf)
+    intervals = cfg.checkpoint.save_interval, cfg.dataset.validate_interval
+    if last:
+        cfg.checkpoint.save_interval = cfg.dataset.validate_interval = 1
     try:
         losses, should_stop = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
     except KeyError as error:
@@ -43,10 +50,11 @@ def save_and_stop(
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
         rule = "must be what a validation prints, such as loss or ppl"
         raise UsageError(f"--best-checkpoint-metric {rule}: got {error.args[0]}") from None
+    finally:
+        cfg.checkpoint.save_interval, cfg.dataset.validate_interval = intervals
     together = trainer.data_parallel_world_size > 1
     signum, due = (trainer.agreed, trainer.due) if together else (launch.signals.asked, is_due(trainer))
-    finished = should_stop or (end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf))
-    if (signum is None and not due) or finished:
+    if (signum is None and not due) or should_stop or last:
         return losses, should_stop
     if trainer.saved != trainer.get_num_updates():
         # Without the validation that fairseq's own ways to stop begin with: the uninterrupted run has none here.

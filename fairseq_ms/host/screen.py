@@ -115,10 +115,11 @@ def shown() -> Iterator[None]:
     """A screen for the run in this process."""
     screen = Screen()
     program = fairseq_cli.train
-    validated = functools.partial(validate, program.validate, screen)
+    ending = functools.partial(validate_all, program.validate_and_save, program.validate, screen)
     with (
         patch.object(program, "Trainer", _telling(program.Trainer, screen)),
-        patch.object(program, "validate", validated),
+        patch.object(program, "validate", functools.partial(validate, program.validate, screen)),
+        patch.object(program, "validate_and_save", ending),
     ):
         screens.append(screen)
         try:
@@ -162,7 +163,8 @@ def first_words(trainer: Any, iterator: Any) -> tuple[int, list[str]]:
     group = trainer.data_parallel_world_size * cfg.optimization.update_freq[0]
     an_epoch = max(1, -(-len(iterator.frozen_batches) // group))
     tokens = sum(int(iterator.dataset.num_tokens(row)) for batch in iterator.frozen_batches for row in batch)
-    total = cfg.optimization.max_update or int(an_epoch * (cfg.optimization.max_epoch or 1))
+    limits = cfg.optimization.max_update, an_epoch * cfg.optimization.max_epoch
+    total = int(min((limit for limit in limits if limit > 0), default=an_epoch))
     model, device = trainer.get_model(), trainer.device
     count = torch.get_num_threads()
     threads = f"the CPU with {count} thread{'s' * (count > 1)}"
@@ -186,15 +188,32 @@ def first_words(trainer: Any, iterator: Any) -> tuple[int, list[str]]:
 def validate(
     original: Callable[..., Any], screen: Screen, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: list[str]
 ) -> Any:
-    """``validate``, of which the screen is told; after the last update all of the data follow the part of before."""
+    """``validate``, of which the screen is told."""
     losses = original(cfg, trainer, task, epoch_itr, subsets)
     screen.validated(losses[0], cfg.checkpoint.maximize_best_checkpoint_metric)
-    if trainer.valid_tokens is not None and trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
+    return losses
+
+
+def validate_all(
+    original: Callable[..., Any],
+    validated: Callable[..., Any],
+    screen: Screen,
+    cfg: Any,
+    trainer: Any,
+    task: Any,
+    epoch_itr: Any,
+    subsets: list[str],
+    end_of_epoch: bool,
+) -> Any:
+    """``validate_and_save``; where that was the last, all of the data follow the part that was compared."""
+    losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
+    last = end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf)
+    if (should_stop or last) and losses[0] is not None and trainer.valid_tokens is not None:
         # Once more the same update, which a file of curves has already.
         with patch.object(progress_bar.logger, "disabled", True), patch.object(trainer, "valid_tokens", None):
-            every = original(cfg, trainer, task, epoch_itr, subsets)
+            every = validated(cfg, trainer, task, epoch_itr, subsets)
         logger.info(f"validated on all of {subsets[0]}: {said(cfg, every[0], screen.unit)}")
-    return losses
+    return losses, should_stop
 
 
 def said(cfg: Any, found: float, unit: str) -> str:

@@ -42,7 +42,9 @@ from fairseq_ms.tools import whole_files
 logger = logging.getLogger(__name__)
 
 # What checkpoints hold beside fairseq's own state. Not "training_data", where they once held other checksums.
-_PATIENCE, _CHECKSUMS, _VALID_TOKENS = "patience", "data_checksums", "valid_tokens"
+_PATIENCE, _CHECKSUMS, _VALID_TOKENS, _BATCHES = "patience", "data_checksums", "valid_tokens", "batches"
+# Settings by which a run that is started anew does not go on from what it saved.
+_BEGINS_AGAIN = ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader")
 # The method of datasets that are the same in every epoch.
 _HEARS_NOTHING = EpochListening.set_epoch
 # They ask for the probabilities of all symbols, which fairseq's adaptive softmax gives without a gradient.
@@ -55,6 +57,8 @@ class Trainer(fairseq_trainer.Trainer):
     Attributes:
         expected: checksums of the training data that the checkpoint was trained on, by their names
         began: the ``--required-batch-size-multiple`` of an epoch within which the checkpoint was written
+        own_batches: of this run's current epoch, and the processes that share them
+        expected_batches: those of the epoch within which the checkpoint was written, by the epoch
         multiple: that of the current epoch, None before there is one
         finished: what there is to say if the checkpoint's run has nothing left to train
         agreed: the signal that some rank had received in the last update, on all ranks alike
@@ -69,8 +73,10 @@ class Trainer(fairseq_trainer.Trainer):
             cfg = convert_namespace_to_omegaconf(cfg)
         rules.refuse_to_train(cfg)
         rules.warn_of_warmup(cfg)
-        # Batches of any number of rows under hydra, too: it composes fairseq's 8 before this package is read.
-        if ("job_logging_cfg" in cfg or HydraConfig.initialized()) and cfg.dataset.required_batch_size_multiple == 8:
+        # Batches of any number of rows under hydra, too: it composes fairseq's 8 before this package is read, while
+        # fairseq-ms train, which has a screen, does so after it.
+        by_hydra = ("job_logging_cfg" in cfg or HydraConfig.initialized()) and "screen" not in cfg
+        if by_hydra and cfg.dataset.required_batch_size_multiple == 8:
             cfg.dataset.required_batch_size_multiple = 1
         check_criterion(criterion, model, cfg)
         forget_best()
@@ -88,6 +94,8 @@ class Trainer(fairseq_trainer.Trainer):
                 raise UsageError(f"--{error}") from error
         self.expected: dict[str, int] = {}
         self.began: dict[int, int] = {}
+        self.own_batches: tuple[int, int] | None = None
+        self.expected_batches: dict[int, tuple[int, int]] = {}
         self.multiple: int | None = None
         self.finished: str | None = None
         self.agreed: int | None = None
@@ -116,16 +124,25 @@ class Trainer(fairseq_trainer.Trainer):
         if self.cfg.checkpoint.restore_file != "checkpoint_last.pt" and not PathManager.isfile(filename):
             raise UsageError(f"--restore-file must be a checkpoint: {os.path.abspath(filename)} does not exist")
         intact = checkpoints.newest_intact(self, filename)
+        averaged = self.cfg.ema.store_ema
         try:
+            # fairseq would look for a checkpoint's weights, where it has no average of them, after it has dropped them.
+            self.cfg.ema.store_ema = False
             resets = reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
             state = super().load_checkpoint(intact, *resets)
         except Exception as error:
             if (wrong := _misfit(self.cfg.checkpoint, filename, error)) is None:
                 raise
             raise UsageError(wrong) from error
-        self.expected, self.began, self.finished = {}, {}, None
+        finally:
+            self.cfg.ema.store_ema = averaged
+        self.expected, self.began, self.expected_batches, self.finished = {}, {}, {}, None
         if state is None:
             return None
+        if averaged:
+            self.ema.restore(state["ema"] if "ema" in state else self.get_model().state_dict())
+            if self.cfg.ema.ema_fp32:
+                self.ema.build_fp32_params(state.get("ema_fp32_params"))
         if wrong := data.other_dictionary(self.task, state.get(checkpoints.DICTIONARY)):
             flag = _flag_of(self.cfg.checkpoint, filename)
             raise UsageError(
@@ -143,8 +160,10 @@ class Trainer(fairseq_trainer.Trainer):
         # fairseq keeps the state for as long as it trains.
         kept = {name: state.pop(name) for name in (masters.MASTERS, masters.SCALER) if name in state}
         lost = None if reset_optimizer else masters.load_state_dict(self.optimizer, kept)
-        if lost and self.data_parallel_rank == 0:
-            logger.warning(f"{intact}: {lost}")
+        stays = [] if reset_optimizer else of_torch.not_followed(self.cfg.optimizer, self.optimizer.param_groups)
+        for sentence in ([lost] if lost else []) + [f"{stay} (--optimizer-overrides changes it)" for stay in stays]:
+            if self.data_parallel_rank == 0:
+                logger.warning(f"{intact}: {sentence}")
         if not reset_meters and "metrics" in state:
             _restore_meters(state)
         if not (reset_meters or reset_optimizer) and _PATIENCE in state and (counts := _counts_patience()) is not None:
@@ -156,8 +175,11 @@ class Trainer(fairseq_trainer.Trainer):
             # What was best was so on the part that it was compared on.
             self.valid_tokens = state.get(_VALID_TOKENS)
             place = state["train_iterator"]
-            if place.get("iterations_in_epoch", 0) > 0 and checkpoints.MULTIPLE in state:
-                self.began = {place["epoch"]: state[checkpoints.MULTIPLE]}
+            if place.get("iterations_in_epoch", 0) > 0:
+                if checkpoints.MULTIPLE in state:
+                    self.began = {place["epoch"]: state[checkpoints.MULTIPLE]}
+                if _BATCHES in state:
+                    self.expected_batches = {place["epoch"]: state[_BATCHES]}
         return state
 
     def _refuse_changed(self, settings: dict[str, Any], goes_on: bool, filename: str) -> None:
@@ -220,6 +242,14 @@ class Trainer(fairseq_trainer.Trainer):
         if repeat:
             iterator.epoch = epoch
             iterator.dataset.set_epoch(epoch)
+        self.own_batches = len(iterator.frozen_batches), self.data_parallel_world_size
+        if (then := self.expected_batches.get(epoch, self.own_batches)) != self.own_batches:
+            counts = "{} batches in {} process(es)"
+            raise UsageError(
+                f"--batch-size and the like must stay as they are within an epoch, or rows would be read twice: it has "
+                f"{counts.format(*then)}, got {counts.format(*self.own_batches)} ({data.NEW_RUN}, and "
+                "--reset-dataloader, checkpoint.reset_dataloader=true, this epoch)"
+            )
         return iterator
 
     def get_valid_iterator(self, subset: str, disable_iterator_cache: bool = False) -> EpochBatchIterator:
@@ -303,7 +333,7 @@ class Trainer(fairseq_trainer.Trainer):
             return None
         found = {name: checksum for name, _, checksum in data.training_data(self.cfg)}
         extra_state = {**extra_state, _CHECKSUMS: {**self.expected, **found}, checkpoints.MULTIPLE: self.multiple}
-        extra_state[_VALID_TOKENS] = self.valid_tokens
+        extra_state |= {_VALID_TOKENS: self.valid_tokens, _BATCHES: self.own_batches}
         if (dictionary := data.dictionary_checksum(self.task)) is not None:
             extra_state[checkpoints.DICTIONARY] = dictionary
         if hasattr(counts := _counts_patience(), "best"):
@@ -325,11 +355,20 @@ class Trainer(fairseq_trainer.Trainer):
             distributed.barrier(distributed_utils.get_global_group())
         cfg, code = self.cfg.checkpoint, launch.SIGNALLED + signum
         saved = f"saved in {cfg.save_dir}; the same command goes on"
-        for flag in ("no_save", "no_last_checkpoints"):
-            saved = f"not saved, since --{flag.replace('_', '-')} is given" if getattr(cfg, flag) else saved
+        again = [name for name in _BEGINS_AGAIN if getattr(cfg, name)]
+        if cfg.restore_file != "checkpoint_last.pt":
+            again.append("restore_file")
+        if again:
+            saved = f"saved in {cfg.save_dir}; without {' and '.join(map(_as_flag, again))} the same command goes on"
+        for name in ("no_save", "no_last_checkpoints"):
+            saved = f"not saved, since {_as_flag(name)} is given" if getattr(cfg, name) else saved
         name = signal.Signals(signum).name
         logger.info(f"stopped by {name} after update {self.get_num_updates()}, {saved} (exit code {code})")
         raise SystemExit(code)
+
+
+def _as_flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
 
 
 def _flag_of(cfg: Any, filename: str) -> str:

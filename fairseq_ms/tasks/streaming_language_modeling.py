@@ -150,7 +150,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
     ) -> StreamBatches:
         """A corpus as streams, from fairseq's limits on a batch; what is ``carried`` is then their memory.
 
-        Raises UsageError if a batch has no room for a segment.
+        Raises UsageError if a batch has no room for a segment, or for a stream.
         """
         assert self.model is not None, "fairseq builds the model before it reads data"
         segment, reach = self.model.decoder.core.segment_len, self.model.decoder.core.memory_reach()
@@ -158,6 +158,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             raise UsageError(
                 f"--max-tokens must be at least --tokens-per-sample {segment}, so that a segment fits: got {max_tokens}"
             )
+        if max_sentences is not None and max_sentences < 1:
+            raise UsageError(f"--batch-size must be at least 1, the number of streams: got {max_sentences}")
         row, warm_up = segment, 0 if training else reach
         if warm_up and max_tokens is not None:
             row = segment * max(1, min(_ROW_TOKENS, max_tokens // (max_sentences or 1)) // segment)

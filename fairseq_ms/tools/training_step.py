@@ -20,8 +20,10 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 
 from fairseq_ms.core.joining import Join, Upsample
 from fairseq_ms.core.ops.device import peak_bytes, wait_for
+from fairseq_ms.core.optimizers import rows_of_projections
 from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.streaming import StreamingModel
+from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.saved_bytes import saved_bytes_by_place
 
@@ -54,18 +56,22 @@ def training_sample(model: FairseqLanguageModel, batch: int, tokens: int) -> Sam
     return {"net_input": net_input, "target": target, "ntokens": batch * tokens}
 
 
-def training_loss(model: FairseqLanguageModel, sample: Sample) -> Tensor:
-    """The summed loss of a sample, as fairseq's cross_entropy or adaptive_loss computes it."""
-    kind = CrossEntropyCriterion if getattr(model.decoder, "adaptive_softmax", None) is None else AdaptiveLoss
-    return kind(SimpleNamespace(target_dictionary=model.decoder.dictionary), False)(model, sample)[0]
+def training_loss(model: FairseqLanguageModel, sample: Sample, linear: bool = False) -> Tensor:
+    """The summed loss of a sample, as fairseq's cross_entropy or adaptive_loss computes it, or linear_cross_entropy."""
+    task = SimpleNamespace(target_dictionary=model.decoder.dictionary)
+    if getattr(model.decoder, "adaptive_softmax", None) is not None:
+        return AdaptiveLoss(task, False)(model, sample)[0]
+    if linear:
+        return LinearCrossEntropyCriterion(task, False, label_smoothing=0.0)(model, sample)[0]
+    return CrossEntropyCriterion(task, False)(model, sample)[0]
 
 
-def step_parts(model: FairseqLanguageModel, batch: int, tokens: int) -> Parts:
+def step_parts(model: FairseqLanguageModel, batch: int, tokens: int, linear: bool = False) -> Parts:
     """Bytes that a training step on (B, T) tokens keeps for its backward pass, by part of the model and by purpose.
 
     Parts are what the model has at its top, one for each scale, and last "output, loss" with all else; purposes are
     "attention", "feed-forward" and "rest". More than two samples are not run: each further one keeps as much as the
-    second does. Raises UsageError where shapes alone do not tell.
+    second does. With ``linear``, the loss is linear_cross_entropy's. Raises UsageError where shapes alone do not tell.
     """
     model.train()
     if isinstance(next(model.parameters()), FakeTensor) and not hasattr(model.decoder, "core"):
@@ -75,12 +81,15 @@ def step_parts(model: FairseqLanguageModel, batch: int, tokens: int) -> Parts:
     few = []
     with contextlib.ExitStack() as hooks:
         for module, place in places:
+            # linear_cross_entropy does not call it, and would if it had hooks.
+            if linear and place[0] == "project":
+                continue
             before = module.register_forward_pre_hook(lambda *_, place=place: running.append(place))
             after = module.register_forward_hook(lambda *_: running.pop() and None)
             hooks.callback(before.remove)
             hooks.callback(after.remove)
         for samples in range(1, min(batch, 2) + 1):
-            loss = partial(training_loss, model, training_sample(model, samples, tokens))
+            loss = partial(training_loss, model, training_sample(model, samples, tokens), linear)
             few.append(saved_bytes_by_place(loss, lambda: running[-1], model))
     parts: dict[str, dict[str, float]] = defaultdict(dict)
     for part, purpose in dict.fromkeys([*(place for _, place in places), running[0]]):
@@ -111,9 +120,9 @@ def _places(core: nn.Module) -> dict[nn.Module, tuple[str, str]]:
     return places
 
 
-def step_bytes(model: FairseqLanguageModel, batch: int, tokens: int) -> int:
+def step_bytes(model: FairseqLanguageModel, batch: int, tokens: int, linear: bool = False) -> int:
     """Bytes that a training step on (B, T) tokens keeps for its backward pass: the sum of ``step_parts``."""
-    return int(total(step_parts(model, batch, tokens)))
+    return int(total(step_parts(model, batch, tokens, linear)))
 
 
 class ShapesAlone(FakeTensorMode):
@@ -132,11 +141,11 @@ class ShapesAlone(FakeTensorMode):
             raise UsageError("what it keeps depends on the tokens, which only a measurement has") from why
 
 
-def cuda_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int | None:
+def cuda_peak(model: FairseqLanguageModel, batch: int, tokens: int, linear: bool = False) -> int | None:
     """torch.cuda.max_memory_allocated of a training step without optimizer, the paper's own measure; None on a CPU."""
     model.train()
     sample = training_sample(model, batch, tokens)
-    peak = peak_bytes(next(model.parameters()).device, lambda: training_loss(model, sample).backward())
+    peak = peak_bytes(next(model.parameters()).device, lambda: training_loss(model, sample, linear).backward())
     model.zero_grad(set_to_none=True)
     return peak
 
@@ -161,15 +170,20 @@ def shortest(run: Callable[[], object], device: torch.device, repeats: int = 3) 
     return min(taken[1:])
 
 
-def logits_gradient(model: FairseqLanguageModel, batch: int, tokens: int) -> float:
-    """Bytes of the gradient of the logits, in the single precision of fairseq's loss; 0 with adaptive softmax."""
+def logits_gradient(model: FairseqLanguageModel, batch: int, tokens: int, linear: bool = False) -> float:
+    """Bytes of the gradient of all logits, in fairseq's single precision; 0 where a loss does not hold them at once."""
     adaptive = getattr(model.decoder, "adaptive_softmax", None) is not None
-    return 0.0 if adaptive else 4.0 * batch * tokens * len(model.decoder.dictionary)
+    return 0.0 if adaptive or linear else 4.0 * batch * tokens * len(model.decoder.dictionary)
 
 
-def weight_bytes(model: nn.Module) -> dict[str, float]:
-    """Bytes of weights, gradients and Adam's state; in half precision Adam keeps single precision copies."""
+def weight_bytes(model: nn.Module, muon: bool = False) -> dict[str, float]:
+    """Bytes of weights, gradients and the optimizer's state: Adam has two moments, Muon one for the layers' matrices.
+
+    In half precision they are of single precision copies, which are kept, too.
+    """
     weights = float(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
     moments = 8 * sum(parameter.numel() for parameter in model.parameters())
+    moments -= 4 * sum(matrix.numel() for matrix in rows_of_projections(model)) if muon else 0
     copies = 2 * weights if next(model.parameters()).element_size() == 2 else 0
-    return {"weights": weights, "gradients": weights, "Adam": moments + copies}
+    name = "Muon and AdamW" if muon else "Adam"
+    return {"weights": weights, "gradients": weights, name: moments + copies}

@@ -82,6 +82,26 @@ def test_two_samples_tell_what_five_keep():
     assert training_step.step_bytes(model, 5, 70) == whole
 
 
+def test_a_loss_that_holds_no_logits_keeps_none_and_muon_has_one_moment_for_matrices(tmp_path, capsys):
+    flags = ["retina_lm", "--decoder-layers", "2", "--no-bias", "--norm", "rms"]
+    model = untrained.build_model(configuration(*flags), 5000).train()
+    sample = training_step.training_sample(model, 2, 70)
+    loss = functools.partial(training_step.training_loss, model, sample, True)
+    assert training_step.step_bytes(model, 2, 70, linear=True) == saved_bytes(loss, model)
+    assert training_step.step_bytes(model, 2, 70) > training_step.step_bytes(model, 2, 70, linear=True) + 4 * 140 * 5000
+    command = ["memory", "--arch", *flags, *SIZES, "--tokens-per-sample", "70", "--vocabulary", "5000", "--cpu"]
+    out = tmp_path / "memory.json"
+    assert main([*command, "--criterion", "linear_cross_entropy", "--optimizer", "muon", "--json", str(out)]) == 0
+    printed = json.loads(out.read_text())
+    assert printed["gradient_of_logits"] == 0
+    every = sum(parameter.numel() for parameter in model.parameters())
+    matrices = 2 * (4 * 48 * 48 + 2 * 48 * 192)
+    assert printed["weights"]["Muon and AdamW"] == 8 * every - 4 * matrices
+    for wrong in (["--optimizer", "sgd"], ["--criterion", "label_smoothed_cross_entropy"]):
+        assert main([*command, *wrong]) == 1
+        assert f"{wrong[0]} must be one whose memory is known" in capsys.readouterr().err
+
+
 def test_allocations_that_fit_are_those_of_trying_all_best_first():
     def footprint(layers):
         return 7 + 5 * layers[1] + 3 * layers[4] + layers[16]

@@ -81,6 +81,8 @@ def test_a_refused_training_prints_one_sentence_and_writes_nothing(flags: str, d
         ("--optimizer muon --adam-lr 1 --zero-sharding os", "--zero-sharding os must .*--optimizer muon"),
         ("--task streaming_language_modeling", "--arch must be a model with a memory"),
         ("--arch transformer_xl", "--task must be streaming_language_modeling for a model with a memory"),
+        (f"{STREAMS} --batch-size 0", "--batch-size must be at least 1, .*: got 0"),
+        ("--num-shards 2 --shard-id 2", "--shard-id must be below --num-shards 2: got 2"),
         (f"{STREAMS} --tokens-per-sample 0", "--tokens-per-sample must be at least 1.*: got 0"),
         (f"{STREAMS} --add-bos-token", "--add-bos-token must not be set"),
         (f"{STREAMS} --max-target-positions 5", "--max-target-positions must not be set"),
@@ -153,6 +155,10 @@ def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyP
     rules.refuse_to_train(cfg)
     cfg.eval_lm.context_window = 8
     with pytest.raises(UsageError, match="must be 1 more than --context-window 8: got 1"):
+        rules.refuse(cfg)
+    cfg = unfilled()
+    cfg.eval_lm.softmax_batch = -5
+    with pytest.raises(UsageError, match="--softmax-batch must be at least 0: got -5"):
         rules.refuse(cfg)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cfg = unfilled()

@@ -61,7 +61,7 @@ class Run(Trainer):
         self.task.model = self._wrapped_model = self._model = model
         self.data_parallel_world_size, self.data_parallel_rank = ranks, rank
         self.tpu, self.leaving, self.expected, self.began, self.multiple = False, None, {}, {}, None
-        self.finished = self.valid_tokens = None
+        self.finished, self.valid_tokens, self.expected_batches = None, None, {}
         return self
 
     def batches(self, state: dict[str, Any] | None = None) -> Iterator[tuple[int, Any, dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 import re
@@ -177,6 +178,58 @@ def test_a_preset_for_ones_own_text_has_dropout_where_it_sees_it_often(
     passes = updates / config.updates_of_an_epoch(tmp_path / "data" / "train", 2048, "none", 2)
     assert (passes > 4) == (dropout > 0), passes
     assert config.settings(preset, tmp_path / "data", updates)["model"]["dropout"] == dropout
+
+
+def test_an_epoch_of_a_preset_is_that_of_the_settings_that_are_given(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "data", {"train": random_lines(1, 1500), "valid": random_lines(2, 4)})
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+
+    def written(*settings: str, updates: str = "20") -> dict[str, Any]:
+        given = ["retina_lm_long_2048", "--data", str(tmp_path / "data"), "--max-update", updates]
+        args = parser.parse_args(given)
+        args.fairseq_flags = list(settings)
+        return train._written(args)
+
+    assert written()["model"]["dropout"] == 0.0
+    assert written("dataset.batch_size=40")["model"]["dropout"] == 0.1
+    assert written("optimization.update_freq=[20]")["model"]["dropout"] == 0.1
+    assert written("task.tokens_per_sample=128", updates="60")["model"]["dropout"] == 0.0
+    more = written("optimization.max_update=400", "model.dropout=0.3", "dataset.batch_size=none")
+    assert more["checkpoint"]["save_interval_updates"] == 20
+    # What is no number is refused later, by its name.
+    assert more["dataset"]["batch_size"] == 2
+
+
+@pytest.mark.slow
+def test_a_multiple_that_is_given_stays(place: Path) -> None:
+    given = ("--max-update", "1", "dataset.required_batch_size_multiple=8", "dataset.batch_size=16")
+    run_cli("fairseq-ms", "train", "mine.yaml", "--data", "data", *given, cwd=place)
+    assert "'required_batch_size_multiple': 8" in (place / "checkpoints/mine/train.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("checkpoint.patience=1", "optimization.lr=[5.0]", "checkpoint.save_interval_updates=5"), "early stop"),
+        (("optimization.max_epoch=1", "checkpoint.save_interval=99", "dataset.validate_interval=99"), "1.0 passes"),
+    ],
+    ids=["patience", "epochs"],
+)
+def test_a_run_that_ends_before_its_last_update_says_so_and_scores_all(
+    settings: tuple[str, ...], said: str, place: Path
+) -> None:
+    command = ("fairseq-ms", "train", "mine.yaml", "--data", "data", "--max-update", "60", *settings)
+    printed = run_cli(*command, cwd=place).stdout
+    assert said in printed
+    assert printed.count("validated on all of valid: ") == 1
+    state = torch.load(place / "checkpoints/mine/checkpoint_last.pt", weights_only=True)
+    made = state["optimizer_history"][-1]["num_updates"]
+    assert 0 < made < 60
+    if "epoch" in settings[0]:
+        assert f"update {made} of {made}, loss" in printed
+    assert "nothing to train" in run_cli(*command, cwd=place).stdout
 
 
 def test_validations_of_a_preset_take_a_tenth_of_the_time_by_its_settings(tmp_path: Path) -> None:

@@ -343,13 +343,12 @@ def page(tables: Sequence[tuple[Mapping[str, Any], Mapping[str, Record]]], figur
         "Models that differ in their windows, in how many heads have keys and values of their own, or in their short "
         "convolution, and are trained alike. Where a row says nothing else, they have rotary positions, QK norm with "
         "a learned temperature a head, and before attention a convolution that adds the three tokens before each "
-        "(`--short-conv 3`). Muon has the best of the rates that were searched on a tenth of the tokens, each twice "
-        f"the one before, and AdamW {OF_ADAMW:g} of it. Losses are in nats a token, seeds side by side: *all* over "
-        "whole rows of the validation text, *late* over their second halves, *a tenth* at the end of the best search. "
-        "*Keys* are what a head of queries remembers, on average, at the end of a row and after 8,192 tokens; "
-        "parameters leave out embeddings. Windows of one softmax (+) are of a prototype with dense masks, whose costs "
-        "stand in brackets. Seconds are of processors that others used, too: they compare roughly, and not between "
-        "makers."
+        f"(`--short-conv 3`); with one key/value head, the FFN is widened to {ONE_KEY_HEAD['ffn_dim']} columns, so "
+        "that all have as many parameters. Muon's rate is the best of a doubling search on a tenth of the tokens, "
+        f"AdamW's is {OF_ADAMW:g} times Muon's. Losses are in nats a token, seeds side by side: *all* over whole rows "
+        "of the validation text, *late* over their second halves, *a tenth* at the end of the best search. *Keys* are "
+        "what a head of queries remembers, on average, at the end of a row and after 8,192 tokens; parameters leave "
+        "out embeddings."
     )
     lines = ["# Windows at equal cache", "", *wrapped(about), "", f"![Losses of the best arms]({figure})"]
     for machine, records in joined(tables):
@@ -393,18 +392,20 @@ def _table(machine: Mapping[str, Any], records: Mapping[str, Record], corpus: st
         first, losses = of_seeds[0], [", ".join(f"{run[n]:.3f}" for run in of_seeds) for n in ("all", "late")]
         searched = sorted(run["rate"] for run in searches.get(name, ()))
         rate = f"{first['rate']:g}" + (" (the highest)" if searched and first["rate"] == searched[-1] else "")
-        costs = [f"{first['kept'] / 1e3:.0f}", f"{first['step']:.2f}"]
-        costs = [f"({cost})" for cost in costs] if "+" in windows[name] else costs
-        costs.insert(0, f"{first['parameters'] / 1e6:.2f} M")
         start = f"{min(run['all'] for run in searches[name]):.3f}" if name in searches else ""
         keys = [f"{first[n]:,.0f}" if n in first else "" for n in ("keys", "keys at 8192")]
-        rows.append([name, f"`{windows[name]}`".replace("|", "/"), *keys, start, *losses, rate, *costs])
-    header = ["arm", "windows", "keys", "at 8,192", "a tenth", "all", "late", "rate"]
-    header += ["parameters", "kept, kB a token", "s a step"]
+        shown, inner = f"`{windows[name]}`".replace("|", "\\|"), f"{first['parameters'] / 1e6:.2f} M"
+        rows.append([name, shown, *keys, start, *losses, rate, inner])
+    header = ["arm", "windows", "keys", "at 8,192", "a tenth", "all", "late", "rate", "parameters"]
     lines += ["", *table_of(header, rows)]
+    if older := [name for name in runs if name in OLDER]:
+        lines += ["", *wrapped(f"Of older code, which the command does not build any more: {'; '.join(older)}.")]
     at_first = sorted(searches.keys() & runs.keys(), key=lambda name: min(run["all"] for run in searches[name]))
     lines += ["", *wrapped(f"After a tenth of the tokens, the order was: {'; '.join(at_first)}.")]
-    for title, by in (("how far back the same pair of tokens last stood", "distance"), ("position", "position")):
+    for title, by in (
+        ("distance to the last occurrence of the same pair", "distance"),
+        ("position", "position"),
+    ):
         every = COLUMNS if by == "distance" else [f"to {place}" for place in POSITIONS]
         columns = [column for column in every if all(column in of_seeds[0][by] for of_seeds in runs.values())]
         rows = [[name, *(f"{of_seeds[0][by][c]:.3f}" for c in columns)] for name, of_seeds in runs.items()]

@@ -23,6 +23,7 @@ class _Size:
         half: whether it is for a GPU
         scales: layers of the top-down and of the bottom-up model
         length: tokens of a row
+        tested: whether docs/models.md has results of models of this size
     """
 
     label: str
@@ -35,23 +36,24 @@ class _Size:
     half: bool
     scales: tuple[str, str] = ("", "")
     length: int = 512
+    tested: bool = False
 
 
 _TINY, _SMALL = ("64x=3,16x=3,4x=4,1x=4", "16x=3,4x=4,1x=4"), ("64x=2,16x=2,4x=2,1x=3", "16x=2,4x=3,1x=4")
 _BASE = ("64x=2,16x=2,4x=3,1x=3", "16x=3,4x=3,1x=4")
 _SIZES = {
-    "tiny": _Size("as measured", 128, 4, 6, "1x=0:64*3,16x=64:512*1", 4, 50, False, _TINY),
+    "tiny": _Size("as measured", 128, 4, 6, "1x=0:64*3,16x=64:512*1", 4, 50, False, _TINY, tested=True),
     "small": _Size("small model", 256, 8, 10, "1x=0:64*6,16x=64:512*2", 4, 50, False, _SMALL),
     "base": _Size("base model", 768, 12, 12, "1x=0:64*9,16x=64:512*3", 64, 500, True, _BASE),
 }
-# Two heads see the nearest tokens, the others so many that a cache is a tenth of the text: the window beside it, which
-# all heads have, is as large. benchmarks/windows.py measures which windows pay.
+# Half of the heads see the nearest tokens, half so many that a cache is a tenth of the text; the window beside it,
+# which all heads have, is as large. benchmarks/windows.py measures which windows pay.
 LONG = "long texts"
 _LONG = {
-    "2048": (_Size(LONG, 144, 8, 4, "1x=0:8*4,1x=0:376*4", 2, 50, False, length=2048), "1x=0:192"),
+    "2048": (_Size(LONG, 144, 8, 4, "1x=0:8*4,1x=0:376*4", 2, 50, False, length=2048, tested=True), "1x=0:192"),
     "8192": (_Size(LONG, 512, 8, 8, "1x=0:8*4,1x=0:1528*4", 4, 500, True, length=8192), "1x=0:768"),
 }
-# The width of the models that were measured, their rate of AdamW and the deviation of their embeddings.
+# The width of `_tiny`, its rate of AdamW and the deviation of its embeddings.
 _MEASURED = (128, 0.006, 0.1)
 
 
@@ -63,12 +65,12 @@ def _text(size: _Size) -> Recipe:
     width, rate, _ = _MEASURED
     model: Values = {}
     notes = "The rate falls over one epoch: --data DATA writes as many updates as DATA has batches, and --max-update "
-    notes += "another number; with text that is seen several times, raise model.dropout. "
-    if size.dim != width:
-        notes += "Rates and warm-up are those of a model of 2 M parameters, and untested at this size."
-    else:
+    notes += "another number; above 4 passes over DATA, model.dropout is 0.1."
+    if size.dim == width:
         model = {"decoder_normalize_after": True}
-        notes += "With another optimizer than Muon add model.decoder_normalize_after=false."
+        notes += " With another optimizer than Muon add model.decoder_normalize_after=false."
+    if not size.tested:
+        notes += " Rates and warm-up are those of a model of 2 M parameters, and untested at this size."
     notes += " Without a GPU add common.bf16=false." * size.half
     return Recipe(
         SOURCE,

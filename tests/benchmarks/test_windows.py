@@ -166,7 +166,7 @@ def test_the_page_says_what_has_run_and_what_has_not(prepared: Path, tmp_path: P
         assert re.search(rf"(?m)^\| {arm} \| .*\| {tenth} \| {seeds} \| [^|]+ \| {rate} ", text)
     own, _, other = text.partition("## Code, 5 million tokens")
     assert "window 128" in own.partition("Not run")[2]
-    assert re.search(r"(?m)^\| tokens and blocks \| .*\| \(79\) \|", other)
+    assert "tokens and blocks" in other.partition("Of older code")[2].partition("\n\n")[0]
     assert "Not run" not in other
     assert png.stat().st_size > 10_000
 

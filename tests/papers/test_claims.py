@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.helpers.cli import ROOT, run_cli
 from tests.install.test_examples import parse, recorded
@@ -15,6 +16,7 @@ from tests.install.test_examples import parse, recorded
 CLAIMS_FOLDER = ROOT / "user_dir_examples" / "claims"
 RESULTS = [ROOT / "docs" / "papers" / name for name in ("claims.jsonl", "recipes.jsonl")]
 PAGE = ROOT / "docs" / "papers" / "results_claims.md"
+FIGURE = ROOT / "docs" / "papers" / "figures" / "claims.png"
 # Texts of the papers, where they are at hand.
 TEXTS = os.environ.get("FAIRSEQ_MS_PAPERS")
 sys.path.insert(0, str(CLAIMS_FOLDER))
@@ -249,5 +251,15 @@ def test_the_page_has_the_tables_of_the_results() -> None:
     named = tables.tables(tables.read(RESULTS))
     assert tables.filled("<!-- table: a -->\n\n| old |\nb\n", {"a": "| new |"}) == "<!-- table: a -->\n\n| new |\nb\n"
     shown = {found[1] for found in tables.BLOCK.findall(page)}
-    assert shown == set(named) - {"runs of recipes_2048"}  # which recipes.md has
+    assert shown == set(named) - {"runs of recipes_2048"}  # each of which the claims of its paper have
     assert tables.filled(page, named) == page
+
+
+def test_the_figure_shows_the_results() -> None:
+    with Image.open(FIGURE) as image:
+        drawn = json.loads(image.text[tables.ROWS])  # type: ignore[attr-defined]
+    expected = tables.plotted(tables.read(RESULTS))
+    assert [row["label"] for row in drawn] == [row["label"] for row in expected]
+    for row, from_results in zip(drawn, expected):
+        # Logarithms may differ in their last bits where the figure was drawn.
+        assert row == pytest.approx(from_results, abs=2e-6)

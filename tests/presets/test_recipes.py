@@ -11,6 +11,7 @@ from fairseq import tasks
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
 
+from fairseq_ms.commands import config
 from fairseq_ms.core.scales import share_heads
 from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.lm.scales import window_scales
@@ -56,6 +57,15 @@ def test_a_recipe_has_the_size_that_its_name_says(name: str) -> None:
         found = parameters(preset.model, cfg, SYMBOLS.get(size, 8_000))
     least, most = LIMITS[size]
     assert least < found < most
+
+
+def test_a_file_says_what_has_been_tested_and_what_train_sets() -> None:
+    texts = [name for name in NAMES if not name.startswith(("transformer_ql", "haed"))]
+    said = {name: PRESETS[name].recipe.notes for name in texts}
+    untested = {name for name, notes in said.items() if "untested at this size" in notes}
+    assert untested == {name for name in texts if name.endswith(("_small", "_base", "_8192"))}
+    for notes in said.values():
+        assert f"above {config._MANY_PASSES} passes over DATA, model.dropout is {config._DROPOUT}" in notes
 
 
 @pytest.mark.parametrize("length", [2048, 8192])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Other libraries' models on the data of docs/papers/recipes.md: the same rows, updates and schedule, in a plain loop.
+"""Other libraries' models on the data of the part `recipes`: the same rows, updates and schedule, in a plain loop.
 
     python user_dir_examples/claims/others.py runs/claims
 

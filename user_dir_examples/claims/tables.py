@@ -6,7 +6,7 @@
 
 Prints a table of the claims of each paper with their verdicts, one for each part that has results, and one of the runs
 that are not done; --page writes them into a page, after comments that name them. Several seeds are given as their
-mean, with the lowest and the highest in brackets.
+mean, with the lowest and the highest in brackets. The PNG holds what it shows as text, too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLOCK = re.compile(r"(<!-- table: (.+) -->\n\n)(?:\|.*\n)*")
+# The text of the figure that holds its rows.
+ROWS = "Rows"
 
 
 def read(files: Sequence[Path]) -> list[Record]:
@@ -180,33 +182,53 @@ def filled(page: str, named: Mapping[str, str]) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}{named[found[2]]}\n", page)
 
 
-def draw(figure: Figure, records: Sequence[Record]) -> None:
-    """The paper's effects and ours with their intervals, a row for each test that counts."""
-    shown = [
-        (claim, test, found)
-        for claim in CLAIMS
-        for test, found in tested(records, claim)
-        if found and not test.get("void")
-    ]
-    by_unit = {unit: [row for row in shown if row[0].get("unit", "bits") == unit] for unit in ("bits", "per cent")}
+def plotted(records: Sequence[Record]) -> list[Record]:
+    """The rows of the figure: the paper's effect and ours, for each test that counts.
+
+    "low" and "high" are the ends of the interval, None where nothing gives it; "pairs" and "paper" may be None, too.
+    """
+    rows = []
+    for claim in CLAIMS:
+        for test, found in tested(records, claim):
+            if found and not test.get("void"):
+                row: Record = {"label": f"{claim['about']} ({test['setting']})".replace("`", "")}
+                row |= {"unit": claim.get("unit", "bits"), "pairs": found.pairs, "paper": claim.get("effect")}
+                ends = (None, None) if isinf(found.resolution) else (round(found.low, 6), round(found.high, 6))
+                rows.append({**row, "mean": round(found.mean, 6), "low": ends[0], "high": ends[1]})
+    return rows
+
+
+def draw(figure: Figure, rows: Sequence[Record]) -> None:
+    """Rows of ``plotted``, with their intervals."""
+    by_unit = {unit: [row for row in rows if row["unit"] == unit] for unit in ("bits", "per cent")}
     panels = figure.subplots(2, 1, height_ratios=[max(1, len(rows)) for rows in by_unit.values()])
     for axes, (unit, rows) in zip(panels, by_unit.items()):
-        for at, (claim, _, found) in enumerate(rows):
-            ends = None if isinf(found.resolution) else [[found.mean - found.low], [found.high - found.mean]]
-            one = found.pairs == 1
+        for at, row in enumerate(rows):
+            mean, low, high, one = row["mean"], row["low"], row["high"], row["pairs"] == 1
+            ends = None if low is None else [[mean - low], [high - mean]]
             style = {"fmt": "s" if one else "o", "color": "C7" if one else "C0", "linestyle": ""}
             # Full, if the interval of several pairs lies on one side.
-            clear = not one and not found.low <= 0 <= found.high
+            clear = not one and not low <= 0 <= high
             face = style["color"] if clear else "white"
-            axes.errorbar([found.mean], [at], xerr=ends, capsize=2, markerfacecolor=face, **style)
-            if "effect" in claim:
-                axes.plot([claim["effect"]], [at], "D", color="C3", markerfacecolor="white")
+            axes.errorbar([mean], [at], xerr=ends, capsize=2, markerfacecolor=face, **style)
+            if row["paper"] is not None:
+                axes.plot([row["paper"]], [at], "D", color="C3", markerfacecolor="white")
         axes.axvline(0, color="black", linewidth=0.8)
-        labels = [f"{claim['about']} ({test['setting']})".replace("`", "") for claim, test, _ in rows]
-        axes.set_yticks(range(len(rows)), labels, fontsize=7)
+        axes.set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=7)
         axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
         what = "bits; below 0, the model that is named first is better" if unit == "bits" else "time or memory, %"
         report.finish_axes(axes, what, "", legend=False)
+
+
+def write_figure(path: Path, records: Sequence[Record]) -> None:
+    """Draw the effects into a PNG, and write their rows into its text."""
+    from PIL import Image, PngImagePlugin
+
+    rows, text = plotted(records), PngImagePlugin.PngInfo()
+    report.write_png(str(path), lambda figure: draw(figure, rows), width=9, height=9)
+    text.add_text(ROWS, json.dumps(rows))
+    with Image.open(path) as image:
+        image.save(path, pnginfo=text, dpi=image.info["dpi"])
 
 
 def main() -> None:
@@ -218,7 +240,7 @@ def main() -> None:
     records = read(args.results)
     named = tables(records)
     if args.figure:
-        report.write_png(str(args.figure), lambda figure: draw(figure, records), width=9, height=9)
+        write_figure(args.figure, records)
     if args.page:
         args.page.write_text(filled(args.page.read_text(encoding="utf-8"), named), encoding="utf-8")
     else:

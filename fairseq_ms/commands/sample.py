@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
     symbols = getattr(core.config, "output_vocab_size", None) or core.config.vocab_size
     allowed = torch.ones(symbols, dtype=torch.bool, device=device)
     # They stand in no text; the end of a line ends none.
-    allowed[[BOS, PAD]] = False
+    allowed[[BOS, PAD, *writer.symbols.missing()]] = False
     # A model may have room for more symbols than its tokenizer knows.
     allowed[len(writer.symbols.symbols) :] = False
     unsettled = _UNSETTLED if writer.pipeline.tokenise == "moses" else 0

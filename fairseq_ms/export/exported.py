@@ -25,7 +25,8 @@ def shipped() -> str:
         raise UsageError(
             "CHECKPOINT must be given, a file that training wrote or a folder of fairseq-ms export: got none"
         )
-    print(f"no CHECKPOINT: this is the model in the box, described in {SHIPPED / 'README.md'}", file=sys.stderr)
+    card = SHIPPED / "README.md"
+    print(f"no CHECKPOINT: using the model that comes with the package, described in {card}", file=sys.stderr)
     return str(SHIPPED)
 
 

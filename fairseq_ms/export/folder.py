@@ -16,6 +16,7 @@ from fairseq_ms.export.tokenizer import WRONG
 from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import DRAWN
 from fairseq_ms.tools.plain import built
+from fairseq_ms.tools.tokenizing import Symbols, lines_of
 from fairseq_ms.tools.trained import check_finite
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ def _write_all(folder: Path, checkpoint: Trained, pipeline: Pipeline, args: Name
     config["pipeline"] = {name: getattr(pipeline, name) for name in PIPELINE}
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # They stand in no text, so that nothing ends one; the end of a line does not.
-    generation |= {"suppress_tokens": [config["bos_token_id"], config["pad_token_id"]], "do_sample": True, **DRAWN}
+    never = [config["bos_token_id"], config["pad_token_id"]]
+    if pipeline.level == "hf_tokenizer":
+        never += Symbols(lines_of(pipeline), checkpoint.dictionary.symbols).missing()
+    generation |= {"suppress_tokens": never, "do_sample": True, **DRAWN}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         report.write_json(folder / name, content)
     report.write_text(folder / "README.md", card.text(checkpoint, pipeline, args, config))

@@ -74,12 +74,17 @@ def cut(text: str, until: Sequence[str]) -> str:
 
 
 def continued(
-    checkpoint: Checkpoint, prompts_BT: Tensor, asked: Settings, text_of: Callable[[list[int]], str]
+    checkpoint: Checkpoint,
+    prompts_BT: Tensor,
+    asked: Settings,
+    text_of: Callable[[list[int]], str],
+    never: Sequence[int] = (),
 ) -> list[str]:
     """The continuations of prompts of equal length, each cut in front of its stop string.
 
     The end of a line is a token like any other, so that a continuation can have several lines. ``text_of`` is the
-    text of tokens. Raises ValueError, at the end, for logits that were not finite.
+    text of tokens, of which those in ``never`` are not written. Raises ValueError, at the end, for logits that were not
+    finite.
     """
     core, words = checkpoint.model.decoder.core, checkpoint.dictionary
     rows: list[list[int]] = [[] for _ in prompts_BT]
@@ -87,8 +92,8 @@ def continued(
     sizes = core.config.to_dict()
     predicted = sizes.get("output_vocab_size") or sizes["vocab_size"]
     allowed = torch.ones(predicted, dtype=torch.bool, device=checkpoint.device)
-    # Neither stands in a text.
-    allowed[[words.pad(), words.bos()]] = False
+    # They stand in no text.
+    allowed[[words.pad(), words.bos(), *never]] = False
 
     def all_stop(tokens_B1: Tensor) -> bool:
         for row, token in enumerate(tokens_B1.flatten().tolist()):

@@ -57,8 +57,11 @@ class FairseqMsLM(LM):
         self.batch_size = int(batch_size)
         self.checkpoint = checkpoints.load(path, data, cpu=True)
         self.checkpoint.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        lines = tokenizing.lines_of(tokenizing.pipeline_of(self.checkpoint.folder, *map(spelled.get, _PIPELINE)))
-        self.symbols = tokenizing.Symbols(lines, self.checkpoint.dictionary.symbols)
+        of_data = tokenizing.pipeline_of(self.checkpoint.folder, *map(spelled.get, _PIPELINE))
+        self.symbols = tokenizing.Symbols(tokenizing.lines_of(of_data), self.checkpoint.dictionary.symbols)
+        words, bos = self.checkpoint.dictionary, self.checkpoint.adds_bos
+        # A tokenizer's <s> has the text after it, that of --add-bos-token the end of a line.
+        self.begin = [words.bos()] * bos + [words.eos()] * (not bos or of_data.level != "hf_tokenizer")
         given = tokens_per_sample if tokens_per_sample is not None else context_window
         self.window: int | None = None
         self.context: int | None = None
@@ -103,7 +106,9 @@ class FairseqMsLM(LM):
             scores = np.empty(0)
             if sequences:
                 most = self.batch_size * (self.window or max(map(len, sequences)))
-                scores = scoring.score_documents(self.checkpoint, sequences, self.window, self.context, most)
+                alone = self.begin == [self.checkpoint.dictionary.bos()]
+                windows = self.window, self.context, most
+                scores = scoring.score_documents(self.checkpoint, sequences, *windows, bos_alone=alone)
             for nll in np.split(scores, np.cumsum([len(text) for text in texts])[:-1]):
                 check_finite(bool(np.isfinite(nll).all()))
                 yield -float(nll.sum())
@@ -142,19 +147,22 @@ class FairseqMsLM(LM):
 
     def _continuations(self, pairs: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[float, bool]]:
         """Of tokens, the log-probability of those from an index on, and whether each is the most probable."""
-        words, longest = self.checkpoint.dictionary, self.checkpoint.longest
+        words, longest, bos = self.checkpoint.dictionary, self.checkpoint.longest, int(self.checkpoint.adds_bos)
         sources, targets, kept = [], [], []
         for whole, first in pairs:
-            start = 0 if longest is None else max(0, whole.numel() - longest)
-            if first < start:
+            row = torch.cat([whole.new_tensor(self.begin), whole])
+            scored, most = whole.numel() - first, row.numel() - 1 - bos
+            cut = 0 if longest is None else max(0, most - longest)
+            if cut and scored > most - cut:
                 raise UsageError(
                     f"a continuation must have at most the {longest} tokens that {self.checkpoint.label} reads: "
-                    f"got {whole.numel() - first}"
+                    f"got {scored}"
                 )
-            source = torch.cat([whole.new_tensor([words.eos()]), whole[:-1]])
-            sources.append(source[start : whole.numel()])
-            targets.append(whole[start:])
-            kept.append(slice(first - start, whole.numel() - start))
+            # The first symbol of --add-bos-token stays.
+            row = torch.cat([row[:bos], row[bos + cut :]])
+            sources.append(row[:-1])
+            targets.append(row[1:])
+            kept.append(slice(row.numel() - 1 - scored, row.numel() - 1))
         source_BT, target_BT = (pad_sequence(rows, True, words.pad()) for rows in (sources, targets))
         found_BT2 = scoring.score_windows(self.checkpoint, source_BT, target_BT, measure=_nll_and_greedy).double().cpu()
         for found_T2, span in zip(found_BT2, kept, strict=True):
@@ -165,8 +173,7 @@ class FairseqMsLM(LM):
         """What the model writes after each context, up to a stop string or so many tokens; a long context loses its
         beginning.
         """
-        longest, words = self.checkpoint.longest, self.checkpoint.dictionary
-        begin = words.bos() if self.checkpoint.adds_bos else words.eos()
+        longest, never = self.checkpoint.longest, self.symbols.missing()
         prompts: list[tuple[Tensor, generation.Settings]] = []
         groups: dict[tuple[generation.Settings, int], list[int]] = {}
         for row, request in enumerate(requests):
@@ -174,12 +181,12 @@ class FairseqMsLM(LM):
             tokens = self.tokens(request.args[0])
             if longest is not None:
                 tokens = tokens[max(0, tokens.numel() + asked.tokens - longest) :]
-            prompts.append((torch.cat([tokens.new_tensor([begin]), tokens]), asked))
+            prompts.append((torch.cat([tokens.new_tensor(self.begin), tokens]), asked))
             groups.setdefault((asked, tokens.numel()), []).append(row)
 
         def answer(rows: Sequence[int]) -> list[str]:
             batch = torch.stack([prompts[row][0] for row in rows])
-            return generation.continued(self.checkpoint, batch, prompts[rows[0]][1], self.symbols.text_of)
+            return generation.continued(self.checkpoint, batch, prompts[rows[0]][1], self.symbols.text_of, never)
 
         return self._answered("generate_until", requests, groups.values(), answer, disable_tqdm)
 

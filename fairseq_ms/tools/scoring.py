@@ -32,11 +32,11 @@ def score_windows(
     """NLL (B, T - first) of the targets from ``first`` on, or another measure (B, T - first, ...).
 
     Every row is read from its beginning; a streaming model starts it with an empty memory. Where the model was trained
-    with an extra first symbol, it is put before every row.
+    with an extra first symbol, it is put before every row, unless it is there: then all rows must have it.
     """
     device = checkpoint.device
     source, target = source_BT.to(device), target_BT.to(device)
-    if checkpoint.adds_bos:
+    if checkpoint.adds_bos and not bool((source[:, 0] == checkpoint.dictionary.bos()).all()):
         bos = source.new_full((source.size(0), 1), checkpoint.dictionary.bos())
         source, target, first = torch.cat([bos, source], 1), torch.cat([bos, target], 1), first + 1
     return _score(checkpoint, source, target, first, measure=measure)[0]
@@ -69,26 +69,28 @@ def score_documents(
     context: int | None = None,
     max_tokens: int = 8192,
     measure: Measure = nll,
+    bos_alone: bool = False,
 ) -> np.ndarray:
     """NLL of every token of sequences (n,), or another measure, one sequence after the other.
 
     Every token is scored once, and each sequence is read on its own. The windows are those of
     ``fairseq-eval-lm --tokens-per-sample WINDOW --context-window CONTEXT``: each has ``window - context`` new tokens
-    after up to ``context`` already scored ones, and a sequence's first begins with the end-of-sentence symbol. The
-    default is half a training sample of context. A streaming model has no window: it reads a sequence once, and its
-    memory is the context.
+    after up to ``context`` already scored ones, and a sequence's first begins with the end-of-sentence symbol; with
+    ``bos_alone``, that of a model with an extra first symbol begins with that alone. The default is half a training
+    sample of context. A streaming model has no window: it reads a sequence once, and its memory is the context.
     """
     if checkpoint.streaming:
         rows = max(1, max_tokens // max(sequence.numel() for sequence in sequences))
         parts = [score_streams(checkpoint, sequences[at : at + rows], measure) for at in range(0, len(sequences), rows)]
         return finite(np.concatenate([scores for part in parts for scores in part]))
     window, context = check_window(checkpoint, window, context)
-    eos = sequences[0].new_tensor([checkpoint.dictionary.eos()])
-    source = torch.cat([part for tokens in sequences for part in (eos, tokens[:-1])])
+    words = checkpoint.dictionary
+    opening = sequences[0].new_tensor([words.bos() if bos_alone else words.eos()])
+    source = torch.cat([part for tokens in sequences for part in (opening, tokens[:-1])])
     target = torch.cat(list(sequences))
     scores = np.empty(target.numel())
     with tqdm(total=scores.size, unit=" tokens", desc=checkpoint.label, leave=False, disable=None) as bar:
-        for batch in _equal_windows([tokens.numel() for tokens in sequences], window, context, max_tokens):
+        for batch in _equal_windows([tokens.numel() for tokens in sequences], window, context, max_tokens, bos_alone):
             spans = [slice(begin, stop) for begin, _, stop in batch]
             sources, targets = (torch.stack([tokens[span] for span in spans]) for tokens in (source, target))
             values = score_windows(checkpoint, sources, targets, batch[0][1] - batch[0][0], measure).cpu().numpy()
@@ -149,14 +151,15 @@ def windows_of(lengths: Sequence[int], window: int, context: int) -> Iterator[tu
 
 
 def _equal_windows(
-    lengths: Sequence[int], window: int, context: int, max_tokens: int
+    lengths: Sequence[int], window: int, context: int, max_tokens: int, apart: bool
 ) -> Iterator[list[tuple[int, int, int]]]:
-    """All windows, in batches of windows of one shape."""
+    """All windows, in batches of windows of one shape; those at the start of a sequence may be ``apart``."""
+    starts = {0, *itertools.accumulate(lengths)} if apart else set()
 
-    def shape(span: tuple[int, int, int]) -> tuple[int, int]:
-        return span[2] - span[0], span[2] - span[1]
+    def shape(span: tuple[int, int, int]) -> tuple[int, int, bool]:
+        return span[2] - span[0], span[2] - span[1], span[0] in starts
 
-    for (size, _), group in itertools.groupby(sorted(windows_of(lengths, window, context), key=shape), key=shape):
+    for (size, *_), group in itertools.groupby(sorted(windows_of(lengths, window, context), key=shape), key=shape):
         same = list(group)
         rows = max(1, max_tokens // size)
         yield from (same[start : start + rows] for start in range(0, len(same), rows))

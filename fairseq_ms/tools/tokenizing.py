@@ -168,6 +168,14 @@ class Symbols:
         """The text of tokens."""
         return self.lines.text_of(self.symbols[token] for token in tokens)
 
+    def missing(self) -> list[int]:
+        """The tokens whose symbol is a number that the tokenizer of the data does not have."""
+        if self.lines.level != "hf_tokenizer":
+            return []
+        tokenizer: Any = getattr(self.lines, "tokenizer", None)
+        numbers = [symbol for symbol in self.symbols if symbol.isdecimal()]
+        return [self.numbers[number] for number in numbers if tokenizer.id_to_token(int(number)) is None]
+
 
 class FastSymbols:
     """What ``Symbols`` is, by the ``tokenizer.json`` of an exported folder."""
@@ -193,3 +201,7 @@ class FastSymbols:
         """The text of tokens."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    def missing(self) -> list[int]:
+        """None: it has a token for each of ``symbols``."""
+        return []

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from fairseq_ms_pipeline.dataset import CODES
 from fairseq_ms_pipeline.files import OtherFlagsNeeded, complete, once_a_file, parsed, part_of
 from fairseq_ms_pipeline.hf_tokenizer import load, reads
+from fairseq_ms_pipeline.indexed import SPECIAL, read_symbols
 from fairseq_ms_pipeline.lines import Lines
 from fairseq_ms_pipeline.workers import leave_with
 
@@ -147,6 +148,25 @@ def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
     with complete(out) as part, open(part, "wb") as file:
         np.save(file, ids)
     return Counter({str(token): int(counts[token]) for token in counts.nonzero()[0]})
+
+
+def is_dictionary_of(dictionary: Path, file: Path) -> bool:
+    """Whether a dictionary's symbols are numbers from 0 on, as `fairseq-ms import` writes them, and enough for all
+    tokens that lines may have.
+    """
+    try:
+        found = read_symbols(dictionary)[len(SPECIAL) :]
+    except ValueError:
+        return False
+    return found == [str(number) for number in range(len(found))] and len(found) > _largest(file)
+
+
+@once_a_file
+def _largest(file: Path) -> int:
+    """The largest number of a token that lines may have, which special tokens are not."""
+    tokenizer = load(file)
+    added = (number for number, token in tokenizer.get_added_tokens_decoder().items() if not token.special)
+    return max([*tokenizer.get_vocab(with_added_tokens=False).values(), *added], default=-1)
 
 
 def encode_lines(text: Path, out: Path, folder: Path) -> Counter[str]:

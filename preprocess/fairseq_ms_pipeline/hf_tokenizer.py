@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from fairseq_ms_pipeline.files import once_a_file
-from fairseq_ms_pipeline.indexed import SPECIAL, read_symbols
 from fairseq_ms_pipeline.lines import Lines
 
 
@@ -41,25 +39,6 @@ def reads(tokenizer: Tokenizer, line: str) -> bool:
     except Exception:  # the library raises no narrower one
         return False
     return True
-
-
-def is_dictionary_of(dictionary: Path, file: Path) -> bool:
-    """Whether a dictionary's symbols are numbers from 0 on, as `fairseq-ms import` writes them, and enough for all
-    tokens that lines may have.
-    """
-    try:
-        found = read_symbols(dictionary)[len(SPECIAL) :]
-    except ValueError:
-        return False
-    return found == [str(number) for number in range(len(found))] and len(found) > _largest(file)
-
-
-@once_a_file
-def _largest(file: Path) -> int:
-    """The largest number of a token that lines may have, which special tokens are not."""
-    tokenizer = load(file)
-    added = (number for number, token in tokenizer.get_added_tokens_decoder().items() if not token.special)
-    return max([*tokenizer.get_vocab(with_added_tokens=False).values(), *added], default=-1)
 
 
 class TokenizerLines(Lines):

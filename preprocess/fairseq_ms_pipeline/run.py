@@ -117,9 +117,9 @@ def is_imported(tokenizer: Path) -> bool:
     dictionary = tokenizer.with_name("dict.txt")
     if not (tokenizer.is_file() and dictionary.is_file()):
         return False
-    from fairseq_ms_pipeline import hf_tokenizer
+    from fairseq_ms_pipeline import byte_bpe
 
-    return hf_tokenizer.is_dictionary_of(dictionary, tokenizer)
+    return byte_bpe.is_dictionary_of(dictionary, tokenizer)
 
 
 def with_any_tokenizer(dataset: Dataset, place: Path) -> Dataset:

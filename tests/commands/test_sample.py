@@ -8,17 +8,19 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 from fairseq_ms import cli
 from fairseq_ms.commands.sample import Page
 from fairseq_ms.tools import checkpoints, tokenizing
 from tests.export.cases import CASES
 from tests.helpers.beside import library
-from tests.helpers.trained import NARROW, write_checkpoint
+from tests.helpers.trained import NARROW, make_unigram, write_checkpoint
 
 TEXT = """He said: "it's done", didn't he?
 The cats' tails (all 3 of them) cost $5.50 - naïve, isn't it?
@@ -227,6 +229,27 @@ def test_symbols_that_an_exported_tokenizer_has_not_are_not_drawn(
     (tmp_path / "out" / "vocab.json").write_text(json.dumps(words))
     written = "".join(sampled(tmp_path / "out", "--prompt", words[4], "--max-len-b", 40, *ANY, monkeypatch=monkeypatch))
     assert {*written} <= {*"".join(words), " ", "\n"}
+
+
+def test_numbers_for_which_a_tokenizer_has_no_token_are_not_drawn(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an imported model has more rows than its tokenizer has tokens, here the most probable ones."""
+    letters = Tokenizer(models.BPE({"a": 0, "b": 1, "c": 4}, []))
+    letters.decoder = decoders.Fuse()
+    letters.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "manifest.json").write_text(json.dumps({"settings": {"level": "hf_tokenizer"}}))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "dict.txt").write_text("".join(f"{number} 0\n" for number in range(7)))
+    scores = torch.tensor([9.0, 9, -9, -9, -9, 5, 9, 9, -9, 9, 9])
+    change = partial(make_unigram, log_probs_V=scores)
+    path = write_checkpoint(tmp_path / "model.pt", tmp_path / "bin", "vanilla_lm", *ROTARY, change=change)
+    flags = ("--prompt", "ac", "--max-len-b", 3, "--temperature", 0)
+    assert "".join(sampled(path, *flags, monkeypatch=monkeypatch)) == "acbbb\n"
+    assert cli.main(["export", str(path), str(tmp_path / "out")]) == 0
+    assert "".join(sampled(tmp_path / "out", *flags, monkeypatch=monkeypatch)) == "acbbb\n"
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["suppress_tokens"] == [0, 1, 6, 7, 9, 10]
 
 
 @pytest.fixture(scope="module")

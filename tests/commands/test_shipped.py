@@ -1,4 +1,4 @@
-"""The model in the box: what takes it, and that it is what its card says."""
+"""The model that comes with the package: what takes it, and that it is what its card says."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_sample_without_a_checkpoint_takes_it_and_says_so_first(
         written.append(capsys.readouterr())
     assert written[0].out == written[1].out
     assert written[0].out.startswith("def read_")
-    assert written[0].err.startswith("no CHECKPOINT: ")
+    assert written[0].err.startswith("no CHECKPOINT: using the model that comes with the package, described in ")
     assert str(place / "out") in written[0].err.splitlines()[0]
     assert written[1].err == ""
 

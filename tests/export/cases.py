@@ -49,6 +49,6 @@ STREAMING = ("transformer_xl", "compressive", "transformer_ql")
 PROMPTS = ["w0 w1 w2", "w5", "w1 w2 w3 w4 w5 w6 w0 w1"]
 ODD_PROMPTS = ["w0 w1 w2", "  東京\tw5", "😀 <s> "]
 MAX_LENGTH = 22
-LEVELS = ("bpe", "char", "byte", "word", "hf_byte_bpe")
+LEVELS = ("bpe", "char", "byte", "word", "hf_byte_bpe", "hf_tokenizer")
 ODD = "  x\ty \u00a0z\u2028 \r\n\n\n 東京 😀 <s> </s> <unk> @@ Ċ  \n<pad>\n"
 TEXT = "He said: \"it's done\", didn't he?\nNaïve  word\n"

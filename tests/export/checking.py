@@ -59,6 +59,7 @@ def text_and_back(folder: Path) -> dict:
     tokenizer.save_pretrained(saved)
     again = AutoTokenizer.from_pretrained(saved, trust_remote_code=True)
     ids = tokenizer(expected["text"]).input_ids
+    added = folder / f"added_{folder.name}"
     return {
         "it begins": ids[0] == tokenizer.bos_token_id,
         "symbols are the pipeline's": ids[1:] == expected["ids"],
@@ -66,6 +67,23 @@ def text_and_back(folder: Path) -> dict:
         "nothing is lost": folder.name != "hf_byte_bpe" or tokenizer.decode(ids[1:]) == expected["text"],
         "lines stay apart": tokenizer.decode([1, *ids], skip_special_tokens=True) == tokenizer.decode(ids[1:]),
         "a copy is the same": again(expected["text"]).input_ids == ids,
+        **{f"{what} with a token more": holds for what, holds in with_a_token_more(tokenizer, added).items()},
+    }
+
+
+def with_a_token_more(tokenizer, folder: Path) -> dict:
+    """A token that is added is found in a text, in a copy of the tokenizer, too; what is special is not."""
+    count, plain = len(tokenizer), [tokenizer(part).input_ids[1:] for part in ("word <s>", "word")]
+    tokenizer.add_tokens(["<new>", "<new>er"])
+    tokenizer.save_pretrained(folder)
+    again = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    found = [one("word <s><new>word<new>er").input_ids[1:] for one in (tokenizer, again)]
+    expected = [*plain[0], count, *plain[1], count + 1]
+    return {
+        "there are two": len(again) == count + 2,
+        "they are found": found[0] == expected,
+        "a copy finds them": found[1] == expected,
+        "their text comes back": [again.decode(ids).count("<new>") for ids in found] == [2, 2],
     }
 
 
@@ -82,6 +100,7 @@ def found(folder: Path, exported: Path) -> dict:
         "logits": float((log_probs - expected).abs().max() / expected.abs().max()),
         "positions that are asked for": model(tokens, logits_to_keep=kept).logits.equal(model(tokens).logits[:, kept]),
         "padded logits": padded_difference(model, tokens, log_probs),
+        "padded loss": loss_difference(exported, tokens),
         "cached logits": cached_difference(model, tokens, log_probs),
         "logits of turns": turns_difference(model, tokens, log_probs),
         **second_turn(model, tokens),
@@ -216,6 +235,28 @@ def padded_difference(model, tokens, log_probs) -> float:
     found = model(padded, attention_mask=mask).logits.log_softmax(-1)
     own = torch.stack([found[row, start : start + length] for row, start in enumerate((0, 2, 4))])
     return float((own - log_probs).abs().max())
+
+
+def loss_difference(exported: Path, tokens) -> float:
+    """Of the loss of a padded batch to that of its rows alone, in float64 up to the loss of transformers."""
+    model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True, dtype=torch.float64)
+    lengths = [9, 2, 5]
+    alone = [float(model(row[None, :n], labels=row[None, :n]).loss) for row, n in zip(tokens, lengths)]
+    expected = sum(loss * (n - 1) for loss, n in zip(alone, lengths)) / sum(n - 1 for n in lengths)
+    differences = []
+    for left in (True, False):
+        padded, mask = torch.full((3, 9), model.config.pad_token_id), torch.zeros(3, 9, dtype=torch.long)
+        for row, length in enumerate(lengths):
+            own = slice(9 - length, 9) if left else slice(length)
+            padded[row, own], mask[row, own] = tokens[row, :length], 1
+        loss = model(padded, attention_mask=mask, labels=padded.masked_fill(mask == 0, -100)).loss
+        differences.append(abs(float(loss) - expected))
+    # After a cache, the first of the columns has nothing before it.
+    cache = model(padded[:1, :4], use_cache=True).past_key_values
+    given = {"attention_mask": mask[:1], "past_key_values": cache, "use_cache": True}
+    after = model(padded[:1, 4:], labels=padded[:1, 4:], **given)
+    own = after.logits[0, :-1].log_softmax(-1).gather(1, padded[0, 5:, None]).mean()
+    return max(*differences, abs(float(after.loss + own)))
 
 
 def cached_difference(model, tokens, log_probs) -> float:

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 from fairseq.sequence_generator import SequenceGenerator
+from tokenizers import Tokenizer, decoders, models
 
 from fairseq_ms import cli
 from fairseq_ms.export import tokenizer
@@ -66,11 +67,17 @@ def write_tokenizer(folder: Path, level: str) -> None:
         (folder / "learnt.txt").write_text(given * 3, encoding="utf-8", newline="\n")
         byte_bpe.learn([folder / "learnt.txt"], 40, folder, 1)
         codes = folder / "merges.txt"
+    if level == "hf_tokenizer":
+        # Of characters.
+        letters = Tokenizer(models.BPE({letter: number for number, letter in enumerate(sorted({*given}))}, []))
+        letters.decoder, codes = decoders.Fuse(), folder / "tokenizer.json"
+        letters.save(str(codes))
     lines = [tokenised(line, how, "en", level) for line in given.split("\n")]
-    segmented = {"bpe": Segmenter(codes).line if codes else None, "word": str}
+    segmented = {"bpe": Segmenter(codes).line if codes and level == "bpe" else str, "word": str}
     segmented |= {"char": text.characters, "byte": text.byte_symbols}
     pipeline = tokenizing.Pipeline(level, how, "en", codes)
-    segmented["hf_byte_bpe"] = tokenizing.lines_of(pipeline).segmented
+    if level in ("hf_byte_bpe", "hf_tokenizer"):
+        segmented[level] = tokenizing.lines_of(pipeline).segmented
     symbols = " </s> ".join(segmented[level](line) for line in lines).split()
     every = byte_bpe.symbols(folder) if level == "hf_byte_bpe" else {*symbols} - {"</s>"}
     vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *sorted(every)]

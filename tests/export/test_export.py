@@ -52,6 +52,7 @@ def test_every_exported_model_and_tokenizer_is_the_one_that_fairseq_has(version,
     for result in found[: len(CASES)]:
         assert result.pop("logits") <= 1e-6, result
         assert result.pop("padded logits") <= 1e-6, result
+        assert result.pop("padded loss") <= 1e-6, result
         # Log-probabilities down to -30, of sums in another order.
         cached = ("cached logits", "logits of turns", "logits of turns by steps")
         assert max(map(result.pop, cached)) <= 5e-5, result

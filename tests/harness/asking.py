@@ -12,6 +12,7 @@ from typing import Any
 
 import lm_eval
 import torch
+import transformers
 import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
@@ -21,6 +22,8 @@ from fairseq_ms.harness.model import FairseqMsLM
 from fairseq_ms.tools.checkpoints import Checkpoint
 from tests.harness.cases import CASES, QUESTIONS, REFUSED, TEXTS
 from tests.helpers import trained
+from tests.importing import making
+from tests.importing.cases import OF_TEXTS, PROMPT
 
 BATCHES = (1, 3)
 LONG = TEXTS["train"].replace("\n", " ").strip()
@@ -36,6 +39,7 @@ def main(folder: Path) -> None:
         torch.manual_seed(number)
         path = trained.write_checkpoint(folder / name / "model.pt", data, *case.flags, task=case.task)
         print(json.dumps({"name": name, **asked(folder, data, path, case.window)}), flush=True)
+    print(json.dumps({"name": "imported", **imported(folder)}), flush=True)
     print(json.dumps({"name": "commands", **commands(folder / "retina")}), flush=True)
 
 
@@ -68,6 +72,37 @@ def asked(folder: Path, data: Path, path: Path, window: dict[str, int]) -> dict[
     found["chosen"] = [harness(given, "chosen", tasks, batch)["acc"] for batch in BATCHES]
     found["written"] = [harness(given, "written", tasks, batch)["exact_match"] for batch in BATCHES]
     return {**found, **log_likelihoods(path, model), **texts(model)}
+
+
+@torch.no_grad()
+def imported(folder: Path) -> dict[str, float]:
+    """How far answers of an imported model, whose tokenizer begins a text with <s>, are from those of its source."""
+    making.make(folder, "llama_text", *OF_TEXTS["llama_text"])
+    assert cli.main(["import", str(folder / "llama_text"), str(folder / "imported")]) == 0
+    source = transformers.AutoModelForCausalLM.from_pretrained(folder / "llama_text", dtype=torch.float64)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "llama_text")
+    pairs = [("", PROMPT), ("the cat", " sat on the mat"), ("a naïve café", " the cat"), (PROMPT, "?"), ("the", " m")]
+    differences = []
+    for batch in BATCHES:
+        model = FairseqMsLM(str(folder / "imported" / "checkpoint.pt"), device="cpu", batch_size=batch)
+        model.checkpoint.model.double()
+        asked = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
+        for (context, text), (found, _) in zip(pairs, model.loglikelihood(asked, disable_tqdm=True), strict=True):
+            read = tokenizer(context + text, return_tensors="pt").input_ids
+            own = source(read).logits[0, :-1].log_softmax(-1).gather(1, read[0, 1:, None])[:, 0]
+            pairwise = enumerate(zip(read[0].tolist(), tokenizer(context).input_ids))
+            shared = next((at for at, (one, other) in pairwise if one != other), len(tokenizer(context).input_ids))
+            differences.append(abs(found - float(own[shared - 1 :].sum())))
+            if context == "":
+                whole = [Instance("loglikelihood_rolling", {}, (text,), 0)] * 2
+                rolling = model.loglikelihood_rolling(whole, disable_tqdm=True)
+                differences += [abs(value - float(own.sum())) for value in rolling]
+    settings = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    best = source.generate(ids, **settings)[0, ids.size(1) :]
+    given = [Instance("generate_until", {}, (PROMPT, {"until": [], "max_gen_toks": 9}), 0)]
+    (written,) = model.generate_until(given, disable_tqdm=True)
+    return {"difference": max(differences), "written": written == tokenizer.decode(best)}
 
 
 def commands(folder: Path) -> dict[str, Any]:
@@ -142,16 +177,15 @@ def score(checkpoint: Checkpoint, context: torch.Tensor, whole: torch.Tensor) ->
 def greedy(model: FairseqMsLM, context: str, most: int) -> str:
     """What follows a context up to the end of the line, the most probable token each time, by whole forward passes.
 
-    Generation begins with one first symbol, as fairseq's does, where scoring has two with --add-bos-token. What the
-    model has no room for is cut off at the beginning.
+    A text begins as where it is scored. What the model has no room for is cut off at the beginning.
     """
     words, tokens, room = model.checkpoint.dictionary, model.tokens(context), model.checkpoint.longest
     if room is not None:
         tokens = tokens[max(0, tokens.numel() - (room - most)) :]
     start = tokens.numel()
     for _ in range(most):
-        first = words.bos() if model.checkpoint.adds_bos else words.eos()
-        source = torch.cat([torch.tensor([first]), tokens])
+        first = [words.bos()] if model.checkpoint.adds_bos else []
+        source = torch.cat([torch.tensor([*first, words.eos()]), tokens])
         network = model.checkpoint.model
         log_probs = network.get_normalized_probs(network(source[None]), log_probs=True)[0, -1]
         log_probs[[words.bos(), words.pad()]] = -torch.inf

@@ -23,14 +23,14 @@ from tests.registry import random_case
 @pytest.fixture(scope="session")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What the harness makes of each checkpoint, and what its command prints; without a network."""
-    library_folder = library("lm-eval", tmp_path_factory.getbasetemp())
+    folders = [str(library(name, tmp_path_factory.getbasetemp())) for name in ("lm-eval", "transformers-5")]
     cache = tmp_path_factory.mktemp("cache")
-    env = {"PYTHONPATH": str(library_folder), "HF_HOME": str(cache)}
+    env = {"PYTHONPATH": os.pathsep.join(folders), "HF_HOME": str(cache)}
     env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     folder = tmp_path_factory.mktemp("asked")
     done = run_cli("python", "-m", "tests.harness.asking", folder, env=env, cwd=ROOT, timeout=900)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
-    assert [answer["name"] for answer in found] == [*CASES, "commands"]
+    assert [answer["name"] for answer in found] == [*CASES, "imported", "commands"]
     return {answer["name"]: answer for answer in found}
 
 
@@ -69,6 +69,12 @@ def test_texts_are_those_of_whole_forward_passes_and_settings_work(answers) -> N
             assert answer[claim], (claim, answer)
         for claim in ("samples differ from greedy", "a nucleus of one is greedy", "long contexts are cut"):
             assert answer[claim], (claim, answer)
+
+
+def test_an_imported_model_reads_what_its_source_reads(printed) -> None:
+    # Log-probabilities are float32, of weights in float64.
+    assert printed["imported"]["difference"] <= 1e-5
+    assert printed["imported"]["written"]
 
 
 def test_the_command_prints_the_harnesss_table(printed) -> None:
@@ -136,6 +142,9 @@ def test_texts_are_written_by_finite_weights_alone(arch: str, temperature: float
     asked = [generation.Settings((), 6, value) for value in (temperature, 0.0)]
     found, greedy = (generation.continued(checkpoint, prompts, one, str) for one in asked)
     assert (found == greedy) == (temperature < 1.0)
+    best = int(greedy[0].strip("[]").split(", ")[0])
+    (other, _) = generation.continued(checkpoint, prompts, asked[1], str, never=[best])
+    assert str(best) not in other.strip("[]").split(", ")
     for weight in case.model.parameters():
         torch.nn.init.constant_(weight, float("nan"))
     with pytest.raises(ValueError, match="logits must be finite"):

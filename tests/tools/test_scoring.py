@@ -51,6 +51,25 @@ def test_every_token_is_scored_once_with_the_context_of_its_window(place, window
     np.testing.assert_allclose(nll, naive_nll(checkpoint, tokens, window, context), atol=2e-5)
 
 
+@pytest.mark.parametrize(("window", "context"), [(26, 13), (26, 0), (9, 7), (7, 3)])
+def test_a_text_begins_with_the_extra_first_symbol_alone_where_it_is_asked_to(place, window, context):
+    flags = [*TINY, "--tokens-per-sample", "26", "--add-bos-token"]
+    path = write_checkpoint(place / "bos/model.pt", place / "bin", "vanilla_lm", *flags)
+    checkpoint = checkpoints.load(str(path))
+    checkpoint.model.double()
+    texts = [tokens[:length] for tokens, length in zip(checkpoint.documents("test", limit=99) * 3, (61, 5, 40))]
+    found = scoring.score_documents(checkpoint, texts, window, context, 60, bos_alone=True)
+    expected = []
+    for text in texts:
+        for position, token in enumerate(text.tolist()):
+            start = max(0, position // (window - context) * (window - context) - context)
+            source = [checkpoint.dictionary.bos(), *text[max(0, start - 1) : position].tolist()]
+            logits = checkpoint.model(torch.tensor([source]))[0][0, -1]
+            expected.append(-logits.log_softmax(-1)[token].item())
+    # Log-probabilities are float32.
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_lines_of_any_length_are_read_on_their_own_where_training_broke_samples_at_lines(place):
     flags = [*TINY, "--tokens-per-sample", "26", "--sample-break-mode", "eos"]
     path = write_checkpoint(place / "eos/model.pt", place / "bin", "vanilla_lm", *flags)

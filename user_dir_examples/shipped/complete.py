@@ -1,4 +1,4 @@
-"""Complete a Python file of thousands of tokens with the model in the box, at a cost that does not grow with the text.
+"""Complete a Python file of thousands of tokens with the model in the package, at a cost that does not grow with it.
 
 The cache holds what the windows are wide, so that a token costs as much after the whole file as near its beginning.
 """

@@ -216,7 +216,8 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T) with the columns of the cache in front, as they were; 0 at padding, which lies
                 before or after a row's tokens of this call
             past_key_values: what a call before returned with ``use_cache``; the tokens continue it
-            labels: (B, T); gives the mean loss of predicting each from what is before it, -100 left out
+            labels: (B, T); gives the mean loss of predicting each from what is before it, -100 left out, and so is what
+                follows a column of padding
             use_cache: return a cache
             logits_to_keep: only the last so many positions, or those of a tensor of indices; 0 for all
 
@@ -249,6 +250,9 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         logits = self.decoder.logits(x_BTD[:, kept])
         loss = None
         if labels is not None:
+            if attention_mask is not None:
+                before_BT = nn.functional.pad(attention_mask[:, -labels.size(1) : -1], (1, 0), value=1)
+                labels = labels.masked_fill(before_BT == 0, -100)
             loss = self.loss_function(
                 logits=logits,
                 labels=labels,

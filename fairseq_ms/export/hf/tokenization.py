@@ -6,6 +6,8 @@ A text begins with `<s>`. The end of a line is no special token, which decoding 
 from __future__ import annotations
 
 import json
+import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,7 +43,15 @@ class LineTokenizer(Lines, PreTrainedTokenizer):
         return {**self.indices, **self.added_tokens_encoder}
 
     def _tokenize(self, text: str, **unused: Any) -> list[str]:
-        return self.symbols_of(text)
+        """The symbols of a text, in which tokens that were added stay whole, unless they are special."""
+        added = self._added()
+        parts = re.split(f"({'|'.join(map(re.escape, added))})", text) if added else [text]
+        return [symbol for part in parts for symbol in ([part] if part in added else self.symbols_of(part))]
+
+    def _added(self) -> list[str]:
+        """Tokens that are no special ones, the longest first."""
+        added = [str(token) for token in self.added_tokens_decoder.values() if not token.special]
+        return sorted(added, key=len, reverse=True)
 
     def _convert_token_to_id(self, token: str) -> int:
         return self.indices.get(token, self.indices["<unk>"])
@@ -50,7 +60,9 @@ class LineTokenizer(Lines, PreTrainedTokenizer):
         return self.symbols[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return self.text_of(tokens)
+        parts = groupby(tokens, self._added().__contains__)
+        # Spaces as transformers 4.57 has them, which asks for the parts without.
+        return " ".join(" ".join(part) if added else self.text_of(part) for added, part in parts)
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None

@@ -96,7 +96,7 @@ def main() -> None:
     write_text(made / "README.md", card + training(out, args.updates, bits_of_xz(held_out)))
     bits = record(made, out / "recipe.json")
     size = sum(file.stat().st_size for file in made.iterdir())
-    print(f"{made}: {size / 1e6:.2f} MB, {bits:.3f} bits a byte of this script; goes with the package as fairseq_ms/shipped")
+    print(f"{made}: {size / 1e6:.2f} MB, {bits:.3f} bits a byte of this script; in the package, fairseq_ms/shipped")
 
 
 if __name__ == "__main__":

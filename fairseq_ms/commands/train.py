@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import logging
 import os
 import shlex
@@ -154,17 +155,15 @@ def _written(args: argparse.Namespace) -> dict[str, Any]:
 
 def _lengths(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Of SECTION.NAME=VALUE those that say how long an epoch and a run are, where they can be."""
-    import yaml
-
     found = dict[str, dict[str, Any]]()
     for text in overrides:
         key, _, given = text.lstrip("+").partition("=")
         try:
-            value = yaml.safe_load(given)
-        except yaml.YAMLError:
+            value = json.loads(given)
+        except ValueError:
             continue
         counts = value if isinstance(value, list) and key == "optimization.update_freq" else [value]
-        if key in _LENGTHS and counts and all(isinstance(count, int) and count > 0 for count in counts):
+        if key in _LENGTHS and counts and all(type(count) is int and count > 0 for count in counts):
             section, _, name = key.partition(".")
             found.setdefault(section, {})[name] = value
     return found

@@ -160,7 +160,7 @@ class Trainer(fairseq_trainer.Trainer):
         # fairseq keeps the state for as long as it trains.
         kept = {name: state.pop(name) for name in (masters.MASTERS, masters.SCALER) if name in state}
         lost = None if reset_optimizer else masters.load_state_dict(self.optimizer, kept)
-        stays = [] if reset_optimizer else of_torch.not_followed(self.cfg.optimizer, self.optimizer.param_groups)
+        stays = [] if reset_optimizer else of_torch.not_followed(self.cfg.optimizer, self.optimizer)
         for sentence in ([lost] if lost else []) + [f"{stay} (--optimizer-overrides changes it)" for stay in stays]:
             if self.data_parallel_rank == 0:
                 logger.warning(f"{intact}: {sentence}")

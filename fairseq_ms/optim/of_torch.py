@@ -101,14 +101,17 @@ class FairseqMuon(FairseqOptimizer):
             group["lr"] = lr if "rows" in group else lr / _rate(self.cfg) * self.cfg.adam_lr
 
 
-def not_followed(cfg: Any, groups: Iterable[dict[str, Any]]) -> list[str]:
+def not_followed(cfg: Any, optimizer: Any) -> list[str]:
     """Flags of an Adam that its groups, loaded with a checkpoint, do not follow: what they have, and what is given."""
     given = {"weight_decay": getattr(cfg, "weight_decay", None), "eps": getattr(cfg, "adam_eps", None)}
     given["betas"] = None if (pair := getattr(cfg, "adam_betas", None)) is None else betas(pair)
     found = []
     for name, value in given.items():
-        has = [tuple(group[name]) if name == "betas" else group[name] for group in groups if name in group]
-        if value is not None and has and value not in has:
+        if value is None:
+            continue
+        groups = [group for group in optimizer.param_groups if name in group]
+        has = [tuple(group[name]) if name == "betas" else group[name] for group in groups]
+        if has and value not in has:
             flag = name.replace("_", "-") if name == "weight_decay" else f"adam-{name}"
             found.append(f"--{flag} stays {has[0]}, which the checkpoint has, for all that {value} is given")
     return found

@@ -98,7 +98,7 @@ def test_a_loss_that_holds_no_logits_keeps_none_and_muon_has_one_moment_for_matr
     matrices = 2 * (4 * 48 * 48 + 2 * 48 * 192)
     assert printed["weights"]["Muon and AdamW"] == 8 * every - 4 * matrices
     for wrong in (["--optimizer", "sgd"], ["--criterion", "label_smoothed_cross_entropy"]):
-        assert main([*command, *wrong]) == 1
+        assert main([*command, *wrong]) == 2
         assert f"{wrong[0]} must be one whose memory is known" in capsys.readouterr().err
 
 

@@ -15,7 +15,6 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
-from fairseq_ms.core import CoarseLM
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.config import betas
 
@@ -126,8 +125,6 @@ def build_generator(
         if size := getattr(args, "no_repeat_ngram_size", 0):
             why = "fairseq looks for what is repeated at the end of its buffer, and not of the text"
             raise UsageError(f"--no-repeat-ngram-size must be left out, since {why}: got {size}")
-        if any(isinstance(getattr(model.decoder, "core", None), CoarseLM) for model in models):
-            raise UsageError("--path must hold a model that predicts the next token: got a coarse_lm")
     return original(task, models, args, *more, **settings)
 
 

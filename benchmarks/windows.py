@@ -40,7 +40,6 @@ from fairseq_ms.core.scales import Scale, window_turns
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.scales import window_scales
 from fairseq_ms.tools.report import check_outputs, plot_panel, powers_of_two, write_png, write_text
-from fairseq_ms.tools.saved_bytes import saved_bytes
 from fairseq_ms_pipeline.files import complete
 from fairseq_ms_pipeline.indexed import read_symbols, read_tokens
 
@@ -246,7 +245,6 @@ class Trainer:
         """The line of a job; None if the time is over before it is done."""
         size, name = self.size, job.key.replace(" | ", ".").replace(" ", "_").replace("/", "_").replace(",", "")
         model = build(job.arm, size, corpus.symbols, job.seed).to(self.device)
-        kept = saved_bytes(lambda: self._loss(model, corpus.batch(size, 1, 0)[:1]), model) / size.length
         steps = max(1, int(size.tokens * (TUNING if job.tuning else 1.0)) // (size.rows * size.length))
         optimizer = muon_and_adamw(model, job.rate, OF_ADAMW * job.rate)
         rates, narrow = (
@@ -288,8 +286,6 @@ class Trainer:
         layers, share = parse(job.arm.windows, size.heads, max(1, size.length // 1024)), job.arm.share(size.heads)
         for name, length in (("keys", size.length), ("keys at 8192", 8192)):
             numbers[name] = round(keys_a_head(layers, length) * share, 1)
-        numbers["kept"] = round(kept)
-        numbers["step"] = round(seconds / steps, 4)
         return {**line, NUMBERS: {**numbers, "parameters": inner, "updates": steps, "rate": job.rate}}
 
     def _loss(self, model: Vanilla | Retina, rows: Tensor) -> Tensor:

@@ -164,8 +164,10 @@ class FairseqMsLM(LM):
             targets.append(row[1:])
             kept.append(slice(row.numel() - 1 - scored, row.numel() - 1))
         source_BT, target_BT = (pad_sequence(rows, True, words.pad()) for rows in (sources, targets))
-        found_BT2 = scoring.score_windows(self.checkpoint, source_BT, target_BT, measure=_nll_and_greedy).double().cpu()
-        for found_T2, span in zip(found_BT2, kept, strict=True):
+        found_BT2 = scoring.score_windows(
+            self.checkpoint, source_BT, target_BT, measure=_nll_and_greedy, begun=bool(bos)
+        )
+        for found_T2, span in zip(found_BT2.double().cpu(), kept, strict=True):
             check_finite(found_T2[span].isfinite().all())
             yield -float(found_T2[span, 0].sum()), bool(found_T2[span, 1].all())
 

@@ -24,6 +24,11 @@ def is_due(trainer: Any) -> bool:
     return time.monotonic() - trainer.saved_at >= LONGEST
 
 
+def ends_last_epoch(cfg: Any, epoch_itr: Any, end_of_epoch: bool) -> bool:
+    """Whether an update was the last of as many epochs as the run may have."""
+    return bool(end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf))
+
+
 def save_and_stop(
     original: Callable[..., Any],
     cfg: Any,
@@ -37,7 +42,7 @@ def save_and_stop(
 
     The last epoch's end is validated and saved, as the last update is, whatever the intervals are.
     """
-    last = end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf)
+    last = ends_last_epoch(cfg, epoch_itr, end_of_epoch)
     intervals = cfg.checkpoint.save_interval, cfg.dataset.validate_interval
     if last:
         cfg.checkpoint.save_interval = cfg.dataset.validate_interval = 1

@@ -19,6 +19,8 @@ from fairseq.distributed.utils import get_global_rank
 from fairseq.logging import progress_bar
 from tqdm import tqdm
 
+from fairseq_ms.host import saving
+
 logger = logging.getLogger(__name__)
 
 # Seconds between two lines where no bar can be drawn, and of how many updates the loss is about a mean.
@@ -207,8 +209,8 @@ def validate_all(
 ) -> Any:
     """``validate_and_save``; where that was the last, all of the data follow the part that was compared."""
     losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
-    last = end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf)
-    if (should_stop or last) and losses[0] is not None and trainer.valid_tokens is not None:
+    last = should_stop or saving.ends_last_epoch(cfg, epoch_itr, end_of_epoch)
+    if last and losses[0] is not None and trainer.valid_tokens is not None:
         # Once more the same update, which a file of curves has already.
         with patch.object(progress_bar.logger, "disabled", True), patch.object(trainer, "valid_tokens", None):
             every = validated(cfg, trainer, task, epoch_itr, subsets)

@@ -36,6 +36,7 @@ from torch import distributed, isfinite, save
 from fairseq_ms.core.layers import compile_layers
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import checkpoints, data, launch, masters, rules, saving
+from fairseq_ms.lm.config import flag
 from fairseq_ms.optim import of_torch
 from fairseq_ms.tools import whole_files
 
@@ -144,9 +145,9 @@ class Trainer(fairseq_trainer.Trainer):
             if self.cfg.ema.ema_fp32:
                 self.ema.build_fp32_params(state.get("ema_fp32_params"))
         if wrong := data.other_dictionary(self.task, state.get(checkpoints.DICTIONARY)):
-            flag = _flag_of(self.cfg.checkpoint, filename)
+            chosen = _flag_of(self.cfg.checkpoint, filename)
             raise UsageError(
-                f"{flag} must hold a model of the same dictionary: got {filename} ({wrong}; {data.NEW_RUN})"
+                f"{chosen} must hold a model of the same dictionary: got {filename} ({wrong}; {data.NEW_RUN})"
             )
         goes_on = not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model
         settings = state.pop(checkpoints.MODEL, None)
@@ -359,16 +360,12 @@ class Trainer(fairseq_trainer.Trainer):
         if cfg.restore_file != "checkpoint_last.pt":
             again.append("restore_file")
         if again:
-            saved = f"saved in {cfg.save_dir}; without {' and '.join(map(_as_flag, again))} the same command goes on"
+            saved = f"saved in {cfg.save_dir}; without {' and '.join(map(flag, again))} the same command goes on"
         for name in ("no_save", "no_last_checkpoints"):
-            saved = f"not saved, since {_as_flag(name)} is given" if getattr(cfg, name) else saved
+            saved = f"not saved, since {flag(name)} is given" if getattr(cfg, name) else saved
         name = signal.Signals(signum).name
         logger.info(f"stopped by {name} after update {self.get_num_updates()}, {saved} (exit code {code})")
         raise SystemExit(code)
-
-
-def _as_flag(setting: str) -> str:
-    return f"--{setting.replace('_', '-')}"
 
 
 def _flag_of(cfg: Any, filename: str) -> str:
@@ -380,19 +377,19 @@ def _flag_of(cfg: Any, filename: str) -> str:
 
 def _misfit(cfg: Any, filename: str, error: Exception) -> str | None:
     """The sentence for a checkpoint that does not fit, with the flag that chose it; None for other errors."""
-    flag = _flag_of(cfg, filename)
+    chosen = _flag_of(cfg, filename)
     if str(error).startswith("Cannot load model parameters from checkpoint"):
         why = error.__context__ if isinstance(error.__context__, UsageError) else error
         rule = "must hold a model of the same --arch, sizes and dictionary"
-        return f"{flag} {rule}: got {filename} ({why}; {data.NEW_RUN})"
+        return f"{chosen} {rule}: got {filename} ({why}; {data.NEW_RUN})"
     if re.match(r"(Optimizer|Criterion) does not match|loaded state dict .* parameter group", str(error)):
         return (
-            f"{flag} must hold the state of the same --optimizer and --criterion: --reset-optimizer, "
+            f"{chosen} must hold the state of the same --optimizer and --criterion: --reset-optimizer, "
             f"checkpoint.reset_optimizer=true, begins anew ({str(error).rstrip('.')})"
         )
     if str(error) == "'best'":  # what every schedule but the default keeps
         rule = "must hold the state of the same --lr-scheduler"
-        return f"{flag} {rule}: --reset-lr-scheduler, checkpoint.reset_lr_scheduler=true, begins a new one"
+        return f"{chosen} {rule}: --reset-lr-scheduler, checkpoint.reset_lr_scheduler=true, begins a new one"
     return None
 
 

@@ -18,7 +18,7 @@ from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections, undecayed
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import option
-from fairseq_ms.lm.config import betas, check_ranges
+from fairseq_ms.lm.config import betas, check_ranges, flag
 
 # fairseq copies it to the float32 masters of half precision.
 _UNDECAYED = "without decay"
@@ -103,17 +103,15 @@ class FairseqMuon(FairseqOptimizer):
 
 def not_followed(cfg: Any, optimizer: Any) -> list[str]:
     """Flags of an Adam that its groups, loaded with a checkpoint, do not follow: what they have, and what is given."""
-    given = {"weight_decay": getattr(cfg, "weight_decay", None), "eps": getattr(cfg, "adam_eps", None)}
-    given["betas"] = None if (pair := getattr(cfg, "adam_betas", None)) is None else betas(pair)
     found = []
-    for name, value in given.items():
-        if value is None:
+    for name, key in (("weight_decay", "weight_decay"), ("adam_eps", "eps"), ("adam_betas", "betas")):
+        if (given := getattr(cfg, name, None)) is None:
             continue
-        groups = [group for group in optimizer.param_groups if name in group]
-        has = [tuple(group[name]) if name == "betas" else group[name] for group in groups]
-        if has and value not in has:
-            flag = name.replace("_", "-") if name == "weight_decay" else f"adam-{name}"
-            found.append(f"--{flag} stays {has[0]}, which the checkpoint has, for all that {value} is given")
+        groups = [group for group in optimizer.param_groups if key in group]
+        given = betas(given) if key == "betas" else given
+        has = [tuple(group[key]) if key == "betas" else group[key] for group in groups]
+        if has and given not in has:
+            found.append(f"{flag(name)} stays {has[0]}, which the checkpoint has, for all that {given} is given")
     return found
 
 
@@ -136,18 +134,18 @@ def prepare_muon(cfg: Any, model: nn.Module) -> None:
         raise UsageError(
             f"--optimizer muon knows the matrices of fairseq_ms's models alone: got {type(model).__name__}"
         )
-    for flag, given in (
+    for name, given in (
         ("--memory-efficient-fp16", cfg.common.memory_efficient_fp16),
         ("--memory-efficient-bf16", cfg.common.memory_efficient_bf16),
         ("--zero-sharding os", cfg.distributed_training.zero_sharding == "os"),
     ):
         if given:
-            raise UsageError(f"{flag} must be left out with --optimizer muon, which needs whole matrices in float32")
+            raise UsageError(f"{name} must be left out with --optimizer muon, which needs whole matrices in float32")
     if own.adam_lr is None:
         raise UsageError("--adam-lr must be given with --optimizer muon: the rate of embeddings, norms and biases")
-    for flag, rate in (("--lr", _rate(own)), ("--adam-lr", own.adam_lr)):
+    for name, rate in (("--lr", _rate(own)), ("--adam-lr", own.adam_lr)):
         if not 0.0 < rate < math.inf:
-            raise UsageError(f"{flag} must be above 0 with --optimizer muon: got {rate}")
+            raise UsageError(f"{name} must be above 0 with --optimizer muon: got {rate}")
     check_ranges(MuonFlags.__dataclass_fields__, own)
     cfg.common.fp16_no_flatten_grads = True
     for matrix, rows in rows_of_projections(model).items():

@@ -115,9 +115,16 @@ def new_folder(out: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, height: float = 4.5) -> None:
+def write_png(
+    path: str,
+    draw: Callable[[Figure], None],
+    width: float = 7.0,
+    height: float = 4.5,
+    texts: Mapping[str, str] | None = None,
+) -> None:
     """Draw a figure and write it at once or not at all; ``draw`` is given matplotlib's Figure.
 
+    ``texts`` are what the file says of itself, by keyword.
     Lines are told apart by marker and dash pattern as well, so a figure reads the same without colour.
     """
     from cycler import cycler
@@ -133,7 +140,7 @@ def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, hei
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         draw(figure)
         with complete(Path(path)) as part:
-            figure.savefig(part, format="png")
+            figure.savefig(part, format="png", metadata=texts)
 
 
 def plot_panel(axes: Axes, lines: Lines, xlabel: str, ylabel: str, legend: bool = True) -> None:

@@ -27,16 +27,21 @@ def nll(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score_windows(
-    checkpoint: Trained, source_BT: Tensor, target_BT: Tensor, first: int = 0, measure: Measure = nll
+    checkpoint: Trained,
+    source_BT: Tensor,
+    target_BT: Tensor,
+    first: int = 0,
+    measure: Measure = nll,
+    begun: bool = False,
 ) -> Tensor:
     """NLL (B, T - first) of the targets from ``first`` on, or another measure (B, T - first, ...).
 
     Every row is read from its beginning; a streaming model starts it with an empty memory. Where the model was trained
-    with an extra first symbol, it is put before every row, unless it is there: then all rows must have it.
+    with an extra first symbol, it is put before every row, unless rows are ``begun`` with it.
     """
     device = checkpoint.device
     source, target = source_BT.to(device), target_BT.to(device)
-    if checkpoint.adds_bos and not bool((source[:, 0] == checkpoint.dictionary.bos()).all()):
+    if checkpoint.adds_bos and not begun:
         bos = source.new_full((source.size(0), 1), checkpoint.dictionary.bos())
         source, target, first = torch.cat([bos, source], 1), torch.cat([bos, target], 1), first + 1
     return _score(checkpoint, source, target, first, measure=measure)[0]
@@ -93,7 +98,8 @@ def score_documents(
         for batch in _equal_windows([tokens.numel() for tokens in sequences], window, context, max_tokens, bos_alone):
             spans = [slice(begin, stop) for begin, _, stop in batch]
             sources, targets = (torch.stack([tokens[span] for span in spans]) for tokens in (source, target))
-            values = score_windows(checkpoint, sources, targets, batch[0][1] - batch[0][0], measure).cpu().numpy()
+            begun, first = bos_alone and int(sources[0, 0]) == words.bos(), batch[0][1] - batch[0][0]
+            values = score_windows(checkpoint, sources, targets, first, measure, begun).cpu().numpy()
             for row, (_, first, stop) in zip(values, batch):
                 scores[first:stop] = row
             bar.update(values.size)

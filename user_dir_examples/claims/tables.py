@@ -222,13 +222,8 @@ def draw(figure: Figure, rows: Sequence[Record]) -> None:
 
 def write_figure(path: Path, records: Sequence[Record]) -> None:
     """Draw the effects into a PNG, and write their rows into its text."""
-    from PIL import Image, PngImagePlugin
-
-    rows, text = plotted(records), PngImagePlugin.PngInfo()
-    report.write_png(str(path), lambda figure: draw(figure, rows), width=9, height=9)
-    text.add_text(ROWS, json.dumps(rows))
-    with Image.open(path) as image:
-        image.save(path, pnginfo=text, dpi=image.info["dpi"])
+    rows = plotted(records)
+    report.write_png(str(path), lambda figure: draw(figure, rows), 9, 9, {ROWS: json.dumps(rows)})
 
 
 def main() -> None:
